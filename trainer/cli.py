@@ -1,0 +1,172 @@
+"""The command line: `python trainer/cli.py`, `python -m trainer.cli` from the root, and `vgrpo` are the same program."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+if __package__ in (None, ""):  # started as a file: make `trainer` the package, and keep its modules from shadowing others
+    _here = Path(__file__).resolve().parent
+    sys.path[:] = [str(_here.parent), *(p for p in sys.path if Path(p or ".").resolve() != _here)]
+    __package__ = "trainer"
+
+import importlib
+
+_PACKAGE = __package__
+
+DESCRIPTION = """\
+V-GRPO: train a LoRA for an image model with online RL.
+
+  demo     train the embedded model, no download, no GPU: minutes to a LoRA and a before/after grid
+  train    train what a configuration file says
+  resume   go on with a run that was stopped, killed or lost
+  sample   make pictures with a run's LoRA
+  score    score pictures with rewards
+  export   write a run's LoRA for ComfyUI, diffusers or kohya tools
+  runs     list runs
+"""
+
+
+def _environment() -> None:
+    """What must be set before torch and its friends are imported; a user's own settings win."""
+    from .device import choose_threads
+
+    choose_threads()
+    for name, value in {
+        "TRANSFORMERS_VERBOSITY": "error",
+        "DIFFUSERS_VERBOSITY": "error",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }.items():
+        os.environ.setdefault(name, value)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="vgrpo", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands, each with --help")
+
+    def add(name: str, summary: str, example: str) -> argparse.ArgumentParser:
+        return commands.add_parser(
+            name,
+            help=summary,
+            description=summary + ".",
+            epilog="example:\n  " + example.replace("\n", "\n  "),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+
+    demo = add("demo", "train the embedded model", "python trainer/cli.py demo --output runs --seed 1 --iterations 25")
+    demo.add_argument("--iterations", type=int, help="iterations (default: the preset's)")
+    demo.add_argument("--seed", type=int, default=0, help="run seed (default 0)")
+    _add_run_options(demo)
+
+    train = add(
+        "train",
+        "train what a configuration file, or a preset by name, says",
+        "python trainer/cli.py train my.yaml --set optimizer.lr=1e-4 --set rollout.group_size=12\n"
+        "python trainer/cli.py train runs/demo-20260101-120000-abcd/config.yaml       (reproduces that run)",
+    )
+    train.add_argument("config", help="a YAML file, or the name of a preset")
+    train.add_argument(
+        "--run-id", help="name of the new run folder: a-z, 0-9 and '-' (default: from the configuration's name and the time)"
+    )
+    _add_run_options(train)
+
+    resume = add("resume", "go on with a run", "python trainer/cli.py resume runs/demo-20260101-120000-abcd")
+    _add_run_argument(resume)
+    resume.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps, xpu")
+
+    sample = add(
+        "sample",
+        "make pictures with a run's LoRA",
+        'python trainer/cli.py sample runs/demo-20260101-120000-abcd --prompt "three blue squares" --checkpoint best',
+    )
+    _add_run_argument(sample)
+    sample.add_argument(
+        "--prompt", action="append", help="a prompt; may be given several times (default: the run's held-out prompts)"
+    )
+    sample.add_argument("--images", type=int, default=4, help="pictures a prompt (default 4)")
+    sample.add_argument("--seed", type=int, default=0, help="seed (default 0)")
+    sample.add_argument("--checkpoint", default="latest", help="latest, best, base or an iteration number (default latest)")
+    sample.add_argument("--steps", type=int, help="solver steps (default: the run's evaluation.steps)")
+    sample.add_argument(
+        "--guidance", type=float, help="classifier-free guidance, 1 = off (default: the run's evaluation.guidance)"
+    )
+    sample.add_argument("--output", type=Path, default=Path("samples"), help="folder for the pictures (default ./samples)")
+    sample.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps, xpu")
+
+    score = add(
+        "score",
+        "score pictures with rewards",
+        "python trainer/cli.py score samples --rewards scene,brightness --prompts demo --csv scores.csv",
+    )
+    score.add_argument("pictures", nargs="+", type=Path, help="pictures, or folders of them")
+    score.add_argument("--rewards", required=True, help="reward names, separated by commas")
+    score.add_argument(
+        "--prompt", help="the prompt of all pictures (default: the prompt stored in a PNG, or a .txt beside the picture)"
+    )
+    score.add_argument("--prompts", help="a .jsonl file whose metadata belongs to the prompts, or 'demo'")
+    score.add_argument("--csv", type=Path, help="also write the table here")
+
+    export = add(
+        "export",
+        "write a run's LoRA to a file",
+        "python trainer/cli.py export runs/demo-20260101-120000-abcd --checkpoint best --output my-lora.safetensors",
+    )
+    _add_run_argument(export)
+    export.add_argument("--checkpoint", default="latest", help="latest, best or an iteration number (default latest)")
+    export.add_argument(
+        "--format", default="comfyui", help="comfyui (diffusers reads it too), diffusers or kohya (default comfyui)"
+    )
+    export.add_argument("--raw", action="store_true", help="the raw factors instead of their moving average")
+    export.add_argument("--output", type=Path, required=True, help="the .safetensors file")
+
+    listing = add("runs", "list runs", "python trainer/cli.py runs runs")
+    listing.add_argument("root", nargs="?", type=Path, default=Path("runs"), help="folder that holds runs (default ./runs)")
+    return parser
+
+
+def _add_run_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--output", type=Path, default=Path("runs"), help="folder that the run's folder is made in (default ./runs)"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help="change a key, e.g. optimizer.lr=1e-4"
+    )
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps, xpu")
+
+
+def _add_run_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", help="a run's folder, or its id in ./runs")
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = build_parser().parse_args(argv)
+    _environment()
+    from .errors import UserError
+
+    try:
+        command = importlib.import_module(f".commands.{args.command}", _PACKAGE)
+        return command.run(args)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] in ("trainer", "vgrpo"):
+            raise
+        print(
+            f"error: the package {error.name} is missing; install it with: {sys.executable} -m pip install -r requirements.txt",
+            file=sys.stderr,
+        )
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""One module a command of `trainer/cli.py`; each has `run(args) -> exit code`."""

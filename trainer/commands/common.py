@@ -1,0 +1,50 @@
+"""What several commands share: runs by path or id, checkpoints by word, a policy with a run's LoRA."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..errors import UserError
+from ..runs import RunDir, find_run, valid_run_id
+from ..runs.checkpoints import CheckpointInfo, list_checkpoints, load_checkpoint
+
+
+def run_of(text: str) -> RunDir:
+    """A run given as its folder, or as its id in ./runs. Raises UserError."""
+    path = Path(text)
+    if path.is_dir():
+        run = RunDir(path)
+        if run.config_file.is_file():
+            return run
+        raise UserError(f"{path} is not a run: it has no config.yaml; `runs FOLDER` lists the runs of a folder")
+    if valid_run_id(text):
+        return find_run(Path("runs"), text)
+    raise UserError(f"there is no run folder {text}; give a run's folder, or its id in ./runs")
+
+
+def checkpoint_of(run: RunDir, word: str) -> CheckpointInfo:
+    """`latest`, `best` (by held-out reward) or an iteration number. Raises UserError naming those that exist."""
+    complete, _ = list_checkpoints(run)
+    have = ", ".join(str(c.iteration) for c in complete) or "none"
+    if not complete:
+        raise UserError(f"the run {run.path} has no complete checkpoint yet")
+    if word == "latest":
+        return complete[-1]
+    if word == "best":
+        # Every checkpoint knows the best one so far, and the best one is never pruned.
+        best = load_checkpoint(complete[-1].path)[1].get("best")
+        word = str(best[0]) if best else str(complete[-1].iteration)
+    for info in complete:
+        if word.isdecimal() and info.iteration == int(word):
+            return info
+    raise UserError(f"the run {run.path} has no checkpoint {word!r}; there are: latest, best, {have}")
+
+
+def factors_of(run: RunDir, word: str, raw: bool = False):
+    """(LoraFactors, iteration) of a checkpoint: the moving average if there is one, unless `raw`."""
+    from ..lora import LoraFactors
+
+    info = checkpoint_of(run, word)
+    tensors, _ = load_checkpoint(info.path)
+    name = "ema" if "ema" in tensors and not raw else "lora"
+    return LoraFactors.from_tensors(tensors[name]), info.iteration

@@ -1,0 +1,53 @@
+"""`sample`: pictures from a run's LoRA, with prompt and seed inside each PNG, and a grid."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..config import load_config
+from ..device import choose_device
+from ..errors import UserError
+from ..seeds import derive_seed
+from .common import factors_of, run_of
+
+
+def run(args) -> int:
+    run_dir = run_of(args.run)
+    config = load_config(run_dir.config_file)
+    if args.images < 1:
+        raise UserError(f"--images is {args.images}; at least 1 picture a prompt")
+    from contextlib import nullcontext
+
+    from ..evaluation import evaluation_prompts, evaluation_sampling
+    from ..lora import attach
+    from ..pictures import grid, save_outputs, save_png, to_pil
+    from ..policies import load_policy
+
+    prompts = args.prompt or [p.text for p in evaluation_prompts(config)]
+    device = choose_device(args.device)
+    factors = None if args.checkpoint == "base" else factors_of(run_dir, args.checkpoint)[0]
+    policy = load_policy(config.policy, device)
+    conditioning = policy.encode(prompts)
+    sampling = evaluation_sampling(config)
+    if args.steps is not None:
+        sampling = replace(sampling, steps=_at_least_one(args.steps, "--steps"))
+    if args.guidance is not None:
+        sampling = replace(sampling, guidance=args.guidance)
+    lora = config.policy.lora
+    adapter = attach(policy.denoiser, lora.rank, lora.alpha, lora.targets, config.seed, policy.family) if factors else None
+    owners = [i for i in range(len(prompts)) for _ in range(args.images)]
+    seeds = [derive_seed(args.seed, "sample", i, member) for i in range(len(prompts)) for member in range(args.images)]
+    with adapter.using(factors) if adapter else nullcontext():
+        images = policy.decode(policy.sample(conditioning.rows(owners), seeds, sampling))
+    args.output.mkdir(parents=True, exist_ok=True)
+    names = save_outputs(args.output, images, prompts, seeds, args.images, {})
+    rows = [[to_pil(images[p * args.images + k]) for k in range(args.images)] for p in range(len(prompts))]
+    save_png(grid(rows, prompts), args.output / "grid.png")
+    print(f"{len(names)} pictures and grid.png in {args.output.resolve()}")
+    return 0
+
+
+def _at_least_one(value: int, name: str) -> int:
+    if value < 1:
+        raise UserError(f"{name} is {value}; at least 1")
+    return value

@@ -1,0 +1,85 @@
+"""`train`: a new run from a configuration."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from ..config import RunConfig, load_config, preset_names
+from ..device import choose_device
+from ..errors import UserError, one_line
+from ..progress import TerminalProgress
+from ..runs import RunDir
+
+
+def run(args) -> int:
+    source: Any = Path(args.config)
+    if not source.exists() and args.config in preset_names():
+        source = {"preset": args.config}
+    return start(load_config(source, args.overrides), args.output, args.device, args.run_id)
+
+
+def start(config: RunConfig, root: Path, device_name: str, run_id: str | None = None) -> int:
+    """Build all parts first, so that bad input leaves nothing behind; then make the run and train."""
+    device = choose_device(device_name)
+    from ..setup import build_bench
+    from ..training import start_run
+
+    bench = build_bench(config, device)
+    run_dir = start_run(config, root, run_id)
+    return work(run_dir, device, bench)
+
+
+def work(run_dir: RunDir, device, bench=None) -> int:
+    """Train or resume in the foreground: progress, and at the end what came out. Returns the exit code."""
+    from ..training import train
+
+    progress = TerminalProgress()
+    handler = log_to(run_dir)
+    print(f"run {run_dir.id} on {device}, in {run_dir.path}")
+    try:
+        summary = train(run_dir, device, progress, bench=bench)
+    except UserError:
+        raise
+    except Exception as error:
+        progress.close()
+        raise UserError(f"the run failed: {type(error).__name__}: {one_line(error)}; see {run_dir.log_file}") from error
+    finally:
+        progress.close()
+        logging.getLogger("vgrpo").removeHandler(handler)
+        handler.close()
+    if summary.get("stopped"):
+        print(f"stopped after iteration {summary['iteration']} of {summary['iterations']}, saved. Go on with:")
+        print(f'  python trainer/cli.py resume "{run_dir.path}"')
+        return 0
+    print_summary(run_dir, summary)
+    return 0
+
+
+def print_summary(run_dir: RunDir, summary: dict[str, Any]) -> None:
+    name = summary["reward"]
+    print(f"\nLoRA          {summary['lora_path']}")
+    print(f"held-out {name}: {_number(summary['eval_reward_before'])} -> {_number(summary['eval_reward_after'])}")
+    if summary["eval_accuracy_after"] is not None:
+        print(f"strictly correct: {_number(summary['eval_accuracy_before'])} -> {_number(summary['eval_accuracy_after'])}")
+    if summary["best_iteration"] not in (None, summary["iterations"]):
+        print(f"best held-out reward at iteration {summary['best_iteration']}: export it with --checkpoint best")
+    for title, file in (("curve", "curve.png"), ("before/after", "before-after.png")):
+        if (run_dir.path / file).is_file():
+            print(f"{title:<13} {run_dir.path / file}")
+    print(f"time          {summary['wall_s']:.0f} s for {summary['iterations']} iterations")
+
+
+def _number(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.3f}"
+
+
+def log_to(run_dir: RunDir) -> logging.Handler:
+    handler = logging.FileHandler(run_dir.log_file, encoding="utf-8", delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logger = logging.getLogger("vgrpo")
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    logger.addHandler(handler)
+    return handler

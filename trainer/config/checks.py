@@ -1,0 +1,105 @@
+"""Checks across keys: combinations that cannot act are refused, those that are known to disappoint are warned about."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .model import RunConfig
+
+# Few distinct values a group: the soft clip then squashes the only differences there are (arXiv 2604.23380, GenEval).
+COARSE_REWARDS = ("geneval",)
+_DISTILLED = re.compile(r"turbo|lightning|lcm|hyper|distill|schnell|flash", re.IGNORECASE)
+_CONVERGING_PAIRS = 4
+
+
+def refusals(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """(key, one line) for each combination that cannot do what it says."""
+    objective, rollout = config.objective, config.rollout
+    if objective.gradient_steps == 1:
+        if objective.clip_eps is not None:
+            yield (
+                "objective.clip_eps",
+                f"objective.clip_eps = {objective.clip_eps:g} can never act with objective.gradient_steps = 1: the ratio is "
+                "exactly 1 in the only step; set clip_eps to null or gradient_steps to 2 or more",
+            )
+        if objective.kl_coef > 0:
+            yield (
+                "objective.kl_coef",
+                f"objective.kl_coef = {objective.kl_coef:g} can never act with objective.gradient_steps = 1: at the behaviour "
+                "policy itself the KL has gradient 0; set kl_coef to 0 or gradient_steps to 2 or more",
+            )
+    outputs = rollout.prompts_per_iteration * rollout.group_size
+    if objective.gradient_steps > outputs:
+        yield (
+            "objective.gradient_steps",
+            f"objective.gradient_steps = {objective.gradient_steps}, but an iteration has only {outputs} outputs "
+            f"({rollout.prompts_per_iteration} prompts x {rollout.group_size}) to split into minibatches; "
+            f"allowed: 1 to {outputs}",
+        )
+    train = len(config.prompts.train)
+    if rollout.prompts_per_iteration > train:
+        yield (
+            "rollout.prompts_per_iteration",
+            f"rollout.prompts_per_iteration = {rollout.prompts_per_iteration}, but prompts.train has only {train}, and "
+            f"prompts are drawn without replacement; allowed: 1 to {train}, or add prompts",
+        )
+    if config.optimizer.warmup > config.iterations:
+        yield (
+            "optimizer.warmup",
+            f"optimizer.warmup = {config.optimizer.warmup} is more than iterations = {config.iterations}, so the learning "
+            f"rate would never be reached; allowed: 0 to {config.iterations}",
+        )
+
+
+def warnings(config: RunConfig) -> list[str]:
+    """One line for each setting that is allowed but known to disappoint."""
+    return list(_warnings(config))
+
+
+def _warnings(config: RunConfig) -> Iterator[str]:
+    objective, surrogate, advantage = config.objective, config.surrogate, config.objective.advantage
+    if objective.gradient_steps > 1 and objective.clip_eps is None and objective.kl_coef == 0:
+        yield (
+            f"objective.gradient_steps = {objective.gradient_steps} with neither clip_eps nor kl_coef: nothing bounds how far "
+            "the policy leaves the one that made the outputs; clip_eps of 6e-3 to 1e-2 is typical (arXiv 2604.23380)"
+        )
+    if surrogate.pairs < _CONVERGING_PAIRS:
+        yield (
+            f"surrogate.pairs = {surrogate.pairs}: 4 is the paper's sweet spot and 2 does not converge in the paper's ablation "
+            "(arXiv 2604.23380)"
+        )
+    if surrogate.weighting == "eps":
+        yield "surrogate.weighting = eps collapses in the paper's ablation; adaptive is its best (arXiv 2604.23380)"
+    if objective.soft_clip_eta is not None:
+        for name in config.rewards:
+            if name in COARSE_REWARDS:
+                yield (
+                    f"objective.soft_clip_eta = {objective.soft_clip_eta:g} with the coarse reward {name}: the soft clip hurts "
+                    "there in the paper (arXiv 2604.23380); null turns it off"
+                )
+        if advantage.scale == "none":
+            yield (
+                f"objective.soft_clip_eta = {objective.soft_clip_eta:g} with objective.advantage.scale = none: eta counts in "
+                "standard deviations, but the advantages are then in the reward's own unit"
+            )
+    # The folders above count too: in the hub's cache the name stands two folders above the files.
+    found = _DISTILLED.search("/".join(re.split(r"[/\\]", config.policy.model)[-3:]))
+    if found:
+        yield (
+            f"policy.model = {config.policy.model} looks distilled ({found[0]!r} in its name): few-step bases turn blurry "
+            "under this loss (DiffusionNFT#45); train the undistilled base instead"
+        )
+    held_out = {prompt.text for prompt in config.prompts.evaluate}
+    shared = len(held_out & {prompt.text for prompt in config.prompts.train})
+    if shared:
+        yield (
+            f"prompts.evaluate: {shared} of {len(held_out)} held-out prompts are also in prompts.train, so the curve shows "
+            "memory as well"
+        )
+    for name in config.monitors:
+        options = {key: value for key, value in config.rewards.get(name, {}).items() if key != "weight"}
+        if name in config.rewards and options != config.monitors[name]:
+            yield (f"monitors.{name} is a reward as well, with other options; it is scored once, with those of rewards.{name}")

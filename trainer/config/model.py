@@ -1,0 +1,323 @@
+"""The configuration of a run, section by section. A `RunConfig` is complete in itself: prompts are inlined, paths absolute.
+
+Where a default has a source its description names it; "ours" marks the rest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+
+from ..prompts import Prompt, load_prompts
+from . import fields
+from .checks import refusals, warnings
+from .problems import Problem, refuse
+from .rewards import check_settings, options_model
+from .table import KeyRow, is_section, key_rows
+from .text import Row, dump
+
+FAMILIES = ("sd3",)  # a further model family is one more word here and one more module in trainer/policies
+DEMO_MODEL = "demo"
+SAMPLERS = ("euler", "heun", "dpmsolver++", "unipc")
+TARGETS = ("attention", "attention+mlp")
+
+STAGE_1 = "arXiv 2604.23380, SD 3.5 Medium stage 1"
+_NullIsNone = BeforeValidator(lambda value: "none" if value is None else value)
+
+
+class Section(BaseModel):
+    """Strict about types, closed to unknown keys and to numbers that are not finite; never changed once built."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _empty_sections(cls, data: Any) -> Any:
+        """A heading with nothing under it (`checkpoint:`) is an empty section."""
+        if not isinstance(data, dict):
+            return data
+        sections = {name for name, field in cls.model_fields.items() if is_section(field.annotation)}
+        return {key: {} if value is None and key in sections else value for key, value in data.items()}
+
+
+class LoraConfig(Section):
+    rank: int = Field(32, ge=1, le=1024, description=f"rank of the LoRA factors. {STAGE_1}")
+    alpha: float = Field(
+        None,
+        gt=0,
+        le=4096,
+        description=f"LoRA strength times rank; null = 2 x rank. {STAGE_1} (64 at rank 32)",
+        json_schema_extra={"default_text": "2 x rank"},
+    )
+    targets: str | tuple[str, ...] = Field(
+        "attention",
+        description="which linear layers get a LoRA. The names in a list are ends of module names. Default: ours",
+        json_schema_extra={"takes": "attention, attention+mlp or a list of module name endings"},
+    )
+    init: str | None = Field(
+        None,
+        description="LoRA to continue from. A .safetensors file or a folder that holds one (diffusers, kohya or peft)",
+        json_schema_extra={"takes": "null, or the path of a .safetensors file or a folder"},
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_alpha(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("alpha") is None:
+            rank = data.get("rank", cls.model_fields["rank"].default)
+            # A rank that is itself wrong is reported as such; the alpha made up here must not add a second error.
+            valid = isinstance(rank, int) and not isinstance(rank, bool) and 1 <= rank <= 1024
+            return {**data, "alpha": 2.0 * rank if valid else 1.0}
+        return data
+
+    @field_validator("targets", mode="before")
+    @classmethod
+    def _check_targets(cls, value: Any) -> Any:
+        return fields.targets(value, TARGETS)
+
+    @field_validator("init")
+    @classmethod
+    def _check_init(cls, value: str | None, info: ValidationInfo) -> str | None:
+        return value if value is None else fields.lora_path(value, _checks_files(info))
+
+
+class PolicyConfig(Section):
+    family: Literal[FAMILIES] = Field("sd3", description="model family of the base")
+    model: str = Field(
+        description="the base: the embedded model, a diffusers folder or a hub id",
+        json_schema_extra={"takes": "demo, the path of a diffusers folder, or a hub id such as org/name"},
+    )
+    lora: LoraConfig = Field(default_factory=lambda: LoraConfig.model_validate({}), description="the trained factors")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        "bfloat16", description="number format of the frozen base; the LoRA itself is always float32. Default: ours"
+    )
+    quantization: Annotated[Literal["none"], _NullIsNone] = Field("none", description="compression of the frozen base")
+    offload: Annotated[Literal["none"], _NullIsNone] = Field("none", description="where the base rests between uses")
+    gradient_checkpointing: bool = Field(
+        False, description="recompute activations to save memory; about a third slower. Default: ours"
+    )
+
+    @field_validator("model")
+    @classmethod
+    def _check_model(cls, value: str, info: ValidationInfo) -> str:
+        return value if value == DEMO_MODEL else fields.model_source(value, _checks_files(info))
+
+
+_PROMPT_SOURCE = {"takes": "a list of prompts, the path of a .txt or .jsonl file, or demo"}
+
+
+class PromptsConfig(Section):
+    train: tuple[Prompt, ...] = Field(description="prompts to train on", json_schema_extra=_PROMPT_SOURCE)
+    evaluate: tuple[Prompt, ...] = Field(description="held-out prompts, never trained on", json_schema_extra=_PROMPT_SOURCE)
+
+    @field_validator("train", "evaluate", mode="before")
+    @classmethod
+    def _load(cls, value: Any, info: ValidationInfo) -> Any:
+        key = f"prompts.{info.field_name}"
+        return fields.reporting(key, lambda: tuple(load_prompts(value, key)))
+
+
+class RolloutConfig(Section):
+    group_size: int = Field(
+        24, ge=2, le=1024, description=f"outputs a prompt; the advantage of a group of 1 is always 0. {STAGE_1}"
+    )
+    prompts_per_iteration: int = Field(48, ge=1, le=65536, description=f"prompts an iteration, one group each. {STAGE_1}")
+    sampler: Literal[SAMPLERS] = Field(
+        "euler", description="ODE solver. Any serves the method; the paper's SD 3.5 Medium solver: unknown"
+    )
+    steps: int = Field(40, ge=1, le=1000, description=f"solver steps an output. {STAGE_1} (40-step ODE)")
+    guidance: float = Field(1.0, ge=1, le=50, description=f"classifier-free guidance scale, 1.0 = off. {STAGE_1} (off)")
+    width: int = Field(
+        512, ge=16, le=4096, multiple_of=16, description="pixels. Default: ours (one transcription of the paper has 720)"
+    )
+    height: int = Field(
+        512, ge=16, le=4096, multiple_of=16, description="pixels. Default: ours (one transcription of the paper has 720)"
+    )
+    batch_size: int = Field(8, ge=1, le=65536, description="outputs made at once; changes memory and speed only. Default: ours")
+
+
+class SurrogateConfig(Section):
+    pairs: int = Field(4, ge=1, le=1000, description=f"(t, eps) pairs an output is scored on. {STAGE_1} (N_MC)")
+    share: Literal["group", "batch", "none"] = Field(
+        "group", description="which outputs share their pairs: a prompt's group, the whole iteration, or none. arXiv 2604.23380"
+    )
+    stratified: bool = Field(True, description="draw each t from its own chunk of the sampler's grid. arXiv 2604.23380")
+    weighting: Literal["adaptive", "x", "v", "eps"] = Field(
+        "adaptive", description="loss weighting: self-normalised x, plain x, v or eps. arXiv 2604.23380"
+    )
+    batch_size: int = Field(
+        8,
+        ge=1,
+        le=65536,
+        description="(output, pair) rows in one forward or backward pass; changes memory and speed only. Default: ours",
+    )
+
+
+class AdvantageConfig(Section):
+    combine: Literal["normalize_then_sum", "sum_then_normalize"] = Field(
+        "normalize_then_sum", description="order in which several rewards are normalised and summed. arXiv 2604.23380"
+    )
+    scale: Literal["group", "batch", "none"] = Field(
+        "group", description="whose standard deviation divides the advantages (none: not divided). arXiv 2604.23380 (group)"
+    )
+
+
+class ObjectiveConfig(Section):
+    gradient_steps: int = Field(
+        1, ge=1, le=1024, description=f"optimiser steps an iteration; its outputs are split into as many minibatches. {STAGE_1}"
+    )
+    clip_eps: float | None = Field(
+        None, gt=0, lt=1, description=f"ratio clip, null = off; the paper's typical range is 6e-3 to 1e-2. {STAGE_1} (off)"
+    )
+    kl_coef: float = Field(
+        0.0,
+        ge=0,
+        le=1000,
+        description=f"weight of the simple KL to the behaviour policy, 0 = off; 0.3 in stage 5. {STAGE_1} (off)",
+    )
+    soft_clip_eta: float | None = Field(
+        3.0, gt=0, le=1000, description=f"soft bound of the advantages, eta * tanh(A / eta), null = off. {STAGE_1}"
+    )
+    advantage: AdvantageConfig = Field(default_factory=AdvantageConfig, description="how rewards become advantages")
+
+
+class OptimizerConfig(Section):
+    name: Literal["adamw", "adam", "sgd"] = Field("adamw", description="optimiser of the LoRA factors. Default: ours")
+    lr: float = Field(3e-4, gt=0, le=1, description=f"learning rate. {STAGE_1}")
+    weight_decay: float = Field(0.0, ge=0, le=1, description="weight decay. Default: ours")
+    max_grad_norm: float | None = Field(
+        1.0, gt=0, le=1_000_000, description="gradients are scaled down to this norm, null = off. Default: ours"
+    )
+    warmup: int = Field(
+        0, ge=0, le=1_000_000, description="iterations over which the learning rate rises from 0. Default: ours"
+    )
+    ema_decay: float = Field(
+        0.9,
+        ge=0,
+        lt=1,
+        description="share of the old average kept at each iteration's update of the EMA weights, 0 = off. Default: ours",
+    )
+
+
+class EvaluationConfig(Section):
+    every: int = Field(
+        10, ge=0, le=1_000_000, description="iterations between evaluations, 0 = only before and after. Default: ours"
+    )
+    prompts: int = Field(
+        48, ge=1, le=65536, description="at most this many held-out prompts, the first of the file. Default: ours"
+    )
+    seeds: int = Field(1, ge=1, le=1024, description="images a prompt. Default: ours")
+    steps: int = Field(40, ge=1, le=1000, description="solver steps an image. Default: the rollout's own in stage 1")
+    guidance: float = Field(
+        1.0, ge=1, le=50, description="classifier-free guidance scale, 1.0 = off. Default: the rollout's own in stage 1"
+    )
+
+
+class CheckpointConfig(Section):
+    every: int = Field(10, ge=1, le=1_000_000, description="iterations between checkpoints. Default: ours")
+    keep: int = Field(3, ge=1, le=100_000, description="how many of the newest checkpoints stay. Default: ours")
+
+
+class RunConfig(Section):
+    """Everything that a run depends on. Made by `load_config`, which reads what `to_yaml` writes back as an equal object."""
+
+    name: str = Field("run", max_length=80, description="what people call the run")
+    seed: int = Field(0, ge=0, le=2**64 - 1, description="seed that every random number derives from")
+    iterations: int = Field(150, ge=1, le=1_000_000, description=f"outer iterations. {STAGE_1}")
+    policy: PolicyConfig = Field(description="what is trained")
+    prompts: PromptsConfig = Field(description="what it is trained and judged on")
+    rollout: RolloutConfig = Field(default_factory=RolloutConfig, description="how outputs are made")
+    surrogate: SurrogateConfig = Field(default_factory=SurrogateConfig, description="how an output's likelihood is estimated")
+    objective: ObjectiveConfig = Field(default_factory=ObjectiveConfig, description="the policy gradient")
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="the weight update")
+    rewards: dict[str, dict[str, Any]] = Field(
+        description="what is maximised: reward name -> its options and weight (default 1, negative = penalty)",
+        json_schema_extra={"takes": "a mapping such as {scene: {weight: 1.0}} with at least one reward"},
+    )
+    monitors: dict[str, dict[str, Any]] = Field(
+        default_factory=dict,
+        description="scored and plotted, never trained on: reward name -> its options",
+        json_schema_extra={"takes": "a mapping such as {brightness: {}}", "default_text": "{}"},
+    )
+    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig, description="judging on held-out prompts")
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig, description="saving")
+
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, value: str) -> str:
+        return fields.printable(value)
+
+    @field_validator("rewards", "monitors", mode="before")
+    @classmethod
+    def _check_rewards(cls, value: Any, info: ValidationInfo) -> Any:
+        return check_settings(value, info.field_name)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rewards_given(cls, data: Any) -> Any:
+        """Without a `rewards` key the error is the one about an empty mapping."""
+        return {**data, "rewards": data.get("rewards")} if isinstance(data, dict) else data
+
+    @model_validator(mode="after")
+    def _can_act(self) -> RunConfig:
+        problems = [Problem(key, text) for key, text in refusals(self)]
+        if problems:
+            raise refuse(problems)
+        return self
+
+    def warnings(self) -> list[str]:
+        """What is allowed but known to disappoint; one line each."""
+        return warnings(self)
+
+    def reward_weights(self) -> dict[str, float]:
+        """The weight of each reward, in the configuration's order."""
+        return {name: settings["weight"] for name, settings in self.rewards.items()}
+
+    def reward_options(self) -> dict[str, BaseModel]:
+        """The typed options of each reward, then of each monitor that is not a reward as well."""
+        settings = {**self.monitors, **self.rewards}
+        names = [*self.rewards, *(name for name in self.monitors if name not in self.rewards)]
+        return {name: options_model(name, settings[name]) for name in names}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data: strings, numbers, lists, mappings."""
+        return self.model_dump(mode="json")
+
+    def to_yaml(self) -> str:
+        """A configuration file that reproduces this run by itself."""
+        data = self.to_dict()
+        data["prompts"] = {key: [Row(prompt) for prompt in prompts] for key, prompts in data["prompts"].items()}
+        return dump(data)
+
+    def digest(self) -> str:
+        """12 hexadecimal digits that two configurations share when they differ in nothing but the name."""
+        data = {key: value for key, value in self.to_dict().items() if key != "name"}
+        text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def diff_from(self, other: RunConfig) -> list[str]:
+        """Dotted keys whose values differ, in the configuration's order; a list of prompts counts as one value."""
+        mine, theirs = _flat(self.to_dict()), _flat(other.to_dict())
+        return [key for key in {**mine, **theirs} if key not in mine or key not in theirs or mine[key] != theirs[key]]
+
+    @classmethod
+    def key_table(cls) -> list[KeyRow]:
+        """(key, type, default, range, description) of every key, for the documentation and --help."""
+        return key_rows(cls)
+
+
+def _checks_files(info: ValidationInfo) -> bool:
+    return (info.context or {}).get("check_files", True)
+
+
+def _flat(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in data.items():
+        if isinstance(value, dict) and value:
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat

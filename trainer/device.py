@@ -1,0 +1,51 @@
+"""Which device a run uses, and how many CPU threads."""
+
+from __future__ import annotations
+
+import os
+
+from .errors import UserError
+
+KINDS = ("cuda", "xpu", "mps", "cpu")
+
+
+def choose_threads(environ=os.environ) -> None:
+    """Set OpenMP's thread count and passive waiting, unless the user has. Must run before torch is first imported.
+
+    OpenMP's default spins while it waits; with more threads than free cores that makes small models many times slower.
+    """
+    environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if "OMP_NUM_THREADS" not in environ:
+        environ["OMP_NUM_THREADS"] = str(max(1, min(_usable_cores(), 8)))
+
+
+def _usable_cores() -> int:
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # Windows, macOS
+        return os.cpu_count() or 1
+
+
+def choose_device(wanted: str = "auto"):
+    """`auto` takes cuda, xpu, mps or cpu, the first there is. Raises UserError for a device that is not there."""
+    import torch
+
+    present = {
+        "cuda": torch.cuda.is_available(),
+        "xpu": hasattr(torch, "xpu") and torch.xpu.is_available(),
+        "mps": torch.backends.mps.is_available(),
+        "cpu": True,
+    }
+    if wanted == "auto":
+        return torch.device(next(kind for kind in KINDS if present[kind]))
+    kind, _, number = wanted.partition(":")
+    if kind not in present or (number and not number.isdigit()):
+        raise UserError(f"device: {wanted!r} is not a device; allowed: auto, {', '.join(KINDS)}, or cuda:N")
+    if not present[kind]:
+        have = ", ".join(k for k in KINDS if present[k])
+        raise UserError(f"device: {kind} is not available to this torch {torch.__version__}; found here: {have}")
+    if kind == "cuda" and number and int(number) >= torch.cuda.device_count():
+        raise UserError(
+            f"device: there is no {wanted}; this machine has {torch.cuda.device_count()} CUDA device(s), from cuda:0"
+        )
+    return torch.device(wanted)

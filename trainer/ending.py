@@ -1,0 +1,110 @@
+"""What a finished run leaves: the LoRA, summary.json, the reward curve and the before/after grid."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import runs
+from .config import RunConfig
+from .evaluation import Evaluation
+from .lora import export_lora, linear_shapes
+from .report import save_before_after, save_curve
+from .runs import RunDir
+from .samples import load_evaluation
+
+if TYPE_CHECKING:
+    from .setup import Bench
+    from .training import Position
+
+
+def finish(run: RunDir, bench: Bench, before: Evaluation | None, position: Position, wall_s: float) -> dict[str, Any]:
+    """Write everything and return the summary. The LoRA comes first: no run is finished without one."""
+    learner, config = bench.learner, bench.config
+    base = before.means if before else {}
+    metadata = export_metadata(
+        run,
+        config,
+        bench.policy.title,
+        position.iteration,
+        base.get("eval/total/mean"),
+        position.evaluated.get("eval/total/mean"),
+    )
+    run.lora_dir.mkdir(exist_ok=True)
+    path = export_lora(
+        learner.average or learner.adapter.snapshot(),
+        run.lora_dir / f"{run.id}.safetensors",
+        network=linear_shapes(bench.policy.denoiser),
+        family=bench.policy.family,
+        metadata=metadata,
+    )
+    summary = _summary(run, bench, base, position, wall_s, path)
+    draw_report(run, bench, before)
+    runs.write_json(run.summary_file, summary)
+    return summary
+
+
+def export_metadata(
+    run: RunDir, config: RunConfig, base: str, iteration: int, before: float | None, after: float | None
+) -> dict[str, str]:
+    """What an exported file says about its run; rewards are held-out means of the weighted total."""
+    rewards = ", ".join(f"{name} x {weight:g}" for name, weight in config.reward_weights().items())
+    metadata = {
+        "base": base,
+        "config_hash": config.digest(),
+        "iteration": str(iteration),
+        "run": run.id,
+        "name": config.name,
+        "rewards": rewards,
+    }
+    known = {"reward_before": before, "reward_after": after}
+    return metadata | {key: f"{value:.6g}" for key, value in known.items() if value is not None}
+
+
+def draw_report(run: RunDir, bench: Bench, before: Evaluation | None) -> None:
+    """curve.png and, if both evaluations are there, before-after.png in the run directory."""
+    series = runs.metric_series(runs.read_events(run.events_file))
+    config = bench.config
+    save_curve(run.path / "curve.png", series, list(config.rewards), f"{config.name}: {bench.policy.title}, seed {config.seed}")
+    after = load_evaluation(run, config.iterations, bench.held_out)
+    if before and after:
+        first = next(iter(config.rewards))
+        save_before_after(
+            run.path / "before-after.png",
+            [p.text for p in before.prompts],
+            before.images,
+            after.images,
+            before.seeds_per_prompt,
+            before.scores[first],
+            after.scores[first],
+        )
+
+
+def _summary(
+    run: RunDir, bench: Bench, base: dict[str, float], position: Position, wall_s: float, path: Path
+) -> dict[str, Any]:
+    first = next(iter(bench.config.rewards))
+    after = position.evaluated
+    summary: dict[str, Any] = {
+        "run": run.id,
+        "seed": bench.config.seed,
+        "iterations": position.iteration,
+        "wall_s": round(wall_s, 2),
+        "lora_path": str(path),
+        "reward": first,
+        "eval_reward_before": base.get(f"eval/{first}/mean"),
+        "eval_reward_after": after.get(f"eval/{first}/mean"),
+        "eval_accuracy_before": base.get(f"eval/{first}/accuracy"),
+        "eval_accuracy_after": after.get(f"eval/{first}/accuracy"),
+        "best_iteration": position.best[0] if position.best else None,
+        "config_hash": bench.config.digest(),
+        "before": base,
+        "after": after,
+    }
+    return {k: _finite(v) for k, v in summary.items()}
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    return None if isinstance(value, float) and value != value else value

@@ -1,0 +1,119 @@
+"""The Monte-Carlo estimate of the surrogate on collected outputs, and its gradient in micro-batches.
+
+A row is one (output, pair) evaluation of the network. Rows are laid out output by output, and `batch_size` of them go
+through the network at once. theta_old and theta are evaluated in the very same row batches, because in half precision
+the batch's shape changes the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from .objective import PairDraw, add_noise, simple_kl, surrogate
+from .policies.base import Policy
+from .rollout import Rollout
+
+
+@dataclass(frozen=True)
+class RowBatch:
+    """Rows that go through the network at once: `output` int64[R] indexes the rollout, `pair` int64[R] the pairs."""
+
+    output: torch.Tensor
+    pair: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Block:
+    """Outputs whose rows are handled together; `local` int64[m] are their places in the minibatch.
+
+    One row batch, unless the pairs of a single output do not fit into one.
+    """
+
+    local: torch.Tensor
+    batches: tuple[RowBatch, ...]
+
+
+def blocks(outputs: torch.Tensor, pairs: int, batch_size: int) -> Iterator[Block]:
+    """All rows of the outputs int64[M], in order, in batches of at most `batch_size` rows."""
+    per_block = max(1, batch_size // pairs)
+    for start in range(0, len(outputs), per_block):
+        local = torch.arange(start, min(start + per_block, len(outputs)))
+        output = outputs[local].repeat_interleave(pairs)
+        pair = torch.arange(pairs).repeat(len(local))
+        cut = zip(output.split(batch_size), pair.split(batch_size), strict=True)
+        yield Block(local, tuple(RowBatch(o, p) for o, p in cut))
+
+
+class SurrogateEstimate:
+    """L_hat on fixed pairs: the same (t_j, eps_j) are shown to theta_old and to every later theta."""
+
+    def __init__(self, policy: Policy, rollout: Rollout, draw: PairDraw, weighting: str, batch_size: int):
+        self.policy, self.rollout, self.draw = policy, rollout, draw
+        self.weighting, self.batch_size = weighting, batch_size
+        self.pairs = draw.t.shape[1]
+        self.evaluations = 0  # network evaluations so far, one a row
+
+    def rows(self, batch: RowBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """(losses [R], x_theta [R, ...]) of some rows; differentiable unless gradients are off."""
+        x0 = self.rollout.latents[batch.output.to(self.rollout.latents.device)]
+        t = self.policy.visible_time(self.draw.t[batch.output, batch.pair]).to(x0.device)
+        eps = torch.empty(x0.shape, dtype=torch.float32)
+        for j in batch.pair.unique().tolist():
+            where = (batch.pair == j).nonzero().flatten()
+            eps[where] = self.draw.noise(batch.output[where], j, x0.shape[1:])
+        a, b = self.policy.coefficients(t)
+        z = add_noise(x0, eps.to(x0.device), a, b)
+        x_theta = self.policy.predict_clean(z, t, self.rollout.conditioning.rows(batch.output))
+        self.evaluations += len(batch.output)
+        return surrogate(x_theta, x0, self.weighting, a, b), x_theta
+
+    @torch.no_grad()
+    def values(self, outputs: torch.Tensor, keep_predictions: bool = False) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """L_hat(theta | o_i) as [M, J] on the CPU without gradient; and x_theta of each row batch, if asked for."""
+        losses, predictions = [], []
+        for block in blocks(outputs, self.pairs, self.batch_size):
+            for batch in block.batches:
+                loss, x_theta = self.rows(batch)
+                losses.append(loss.cpu())
+                if keep_predictions:
+                    predictions.append(x_theta.cpu())
+        return torch.cat(losses).view(len(outputs), self.pairs), predictions
+
+    def backward(
+        self,
+        outputs: torch.Tensor,
+        loss_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+        kl_coef: float = 0.0,
+        old_predictions: list[torch.Tensor] | None = None,
+    ) -> tuple[torch.Tensor, float]:
+        """Add the gradient of `sum over blocks of loss_of(L_hat[m, J], local[m])` + kl_coef * simple KL to the parameters.
+
+        Only one row batch's activations are alive. Where the pairs of one output are spread over several batches, the chain
+        rule is cut at L_hat: d loss / d L_hat is taken on its values, then each batch goes backward with its share; so every
+        split gives the gradient of one big batch. Returns (L_hat [M, J], KL value); `old_predictions` as `values` gave them.
+        """
+        losses, total_kl, index = [], 0.0, 0
+        total_rows = len(outputs) * self.pairs
+        for block in blocks(outputs, self.pairs, self.batch_size):
+            whole = len(block.batches) == 1
+            shares = None
+            if not whole:
+                with torch.no_grad():
+                    leaf = torch.cat([self.rows(batch)[0] for batch in block.batches])
+                leaf.requires_grad_()
+                loss = loss_of(leaf.view(-1, self.pairs), block.local)
+                shares = torch.autograd.grad(loss, leaf)[0].split([len(b.output) for b in block.batches])
+            for k, batch in enumerate(block.batches):
+                loss, x_theta = self.rows(batch)
+                part = loss_of(loss.view(-1, self.pairs), block.local) if whole else (loss * shares[k]).sum()
+                if kl_coef:
+                    kl = simple_kl(x_theta, old_predictions[index].to(x_theta.device)) * (len(loss) / total_rows)
+                    total_kl += float(kl.detach())
+                    part = part + kl_coef * kl
+                part.backward()
+                losses.append(loss.detach().cpu())
+                index += 1
+        return torch.cat(losses).view(len(outputs), self.pairs), total_kl

@@ -1,0 +1,73 @@
+"""Stable Diffusion 3 and 3.5 (`SD3Transformer2DModel`; ComfyUI's and sd-scripts' MMDiT)."""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar
+
+from .base import NativeModule, Network
+
+_ATTENTION = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
+_MLP = ("ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2")
+
+# Native name inside a block -> diffusers names inside the block. attn2 exists in the dual-attention blocks of SD 3.5 medium.
+_BLOCK = {
+    "x_block.attn.qkv": ("attn.to_q", "attn.to_k", "attn.to_v"),
+    "x_block.attn.proj": ("attn.to_out.0",),
+    "x_block.attn2.qkv": ("attn2.to_q", "attn2.to_k", "attn2.to_v"),
+    "x_block.attn2.proj": ("attn2.to_out.0",),
+    "x_block.mlp.fc1": ("ff.net.0.proj",),
+    "x_block.mlp.fc2": ("ff.net.2",),
+    "x_block.adaLN_modulation.1": ("norm1.linear",),
+    "context_block.attn.qkv": ("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj"),
+    "context_block.attn.proj": ("attn.to_add_out",),
+    "context_block.mlp.fc1": ("ff_context.net.0.proj",),
+    "context_block.mlp.fc2": ("ff_context.net.2",),
+    "context_block.adaLN_modulation.1": ("norm1_context.linear",),
+}
+_TOP = {
+    "context_embedder": "context_embedder",
+    "t_embedder.mlp.0": "time_text_embed.timestep_embedder.linear_1",
+    "t_embedder.mlp.2": "time_text_embed.timestep_embedder.linear_2",
+    "y_embedder.mlp.0": "time_text_embed.text_embedder.linear_1",
+    "y_embedder.mlp.2": "time_text_embed.text_embedder.linear_2",
+    "final_layer.adaLN_modulation.1": "norm_out.linear",
+    "final_layer.linear": "proj_out",
+}
+
+
+class SD3:
+    name = "sd3"
+    label = "Stable Diffusion 3"
+    prefix = "transformer"
+    # `to_q` also finds attn2.to_q, the second attention of SD 3.5 medium.
+    presets: ClassVar = {"attention": _ATTENTION, "attention+mlp": _ATTENTION + _MLP}
+
+    def native_modules(self, network: Network) -> dict[str, NativeModule]:
+        """The block table for every block, and the seven modules outside the blocks.
+
+        The last block ends the text stream (`context_pre_only`): it has no to_add_out and no ff_context, and its norm1_context,
+        like norm_out, holds (scale, shift) where the original holds (shift, scale).
+        """
+        depth = _depth(network)
+        out = {native: NativeModule((name,), name == "norm_out.linear") for native, name in _TOP.items()}
+        for block in range(depth):
+            for native, names in _BLOCK.items():
+                parts = tuple(f"transformer_blocks.{block}.{name}" for name in names)
+                swap = block == depth - 1 and native == "context_block.adaLN_modulation.1"
+                out[f"joint_blocks.{block}.{native}"] = NativeModule(parts, swap)
+        return {native: module for native, module in out.items() if all(part in network for part in module.parts)}
+
+    def refusal(self, network: Network) -> str | None:
+        """ComfyUI reads the number of blocks off the width: hidden size = 64 * depth."""
+        depth, query = _depth(network), network.get("transformer_blocks.0.attn.to_q")
+        if query is None:
+            return "it has no transformer_blocks.0.attn.to_q, so it is not an SD3 transformer"
+        if query[1] != 64 * depth:
+            return f"ComfyUI takes an SD3's hidden size to be 64 x depth, and this one has size {query[1]} and {depth} blocks"
+        return None
+
+
+def _depth(network: Network) -> int:
+    blocks = [int(found[1]) for name in network if (found := re.match(r"transformer_blocks\.(\d+)\.", name))]
+    return max(blocks, default=-1) + 1

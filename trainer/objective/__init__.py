@@ -1,0 +1,34 @@
+"""The V-GRPO objective as pure tensor functions (arXiv 2604.23380): no model, no file, no global state.
+
+Shapes: B outputs, J pairs `(t, eps)` per output, S levels of the sampler's grid. Values are computed in at least float32
+whatever the inputs are; float64 stays float64. Arguments that cannot be meant raise ValueError.
+"""
+
+from __future__ import annotations
+
+from .advantages import combine_advantages, group_advantages, soft_clip, zero_variance_groups
+from .pairs import PairDraw, draw_pairs
+from .policy_loss import clip_fraction, importance_ratio, on_policy_ratio, policy_loss, simple_kl
+from .prediction import add_noise, clean_from_eps, clean_from_v_prediction, clean_from_velocity
+from .surrogate import surrogate
+from .timesteps import sample_timesteps
+
+__all__ = [
+    "PairDraw",
+    "add_noise",
+    "clean_from_eps",
+    "clean_from_v_prediction",
+    "clean_from_velocity",
+    "clip_fraction",
+    "combine_advantages",
+    "draw_pairs",
+    "group_advantages",
+    "importance_ratio",
+    "on_policy_ratio",
+    "policy_loss",
+    "sample_timesteps",
+    "simple_kl",
+    "soft_clip",
+    "surrogate",
+    "zero_variance_groups",
+]

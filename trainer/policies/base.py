@@ -1,0 +1,89 @@
+"""The protocol that a model family implements, and nothing else; everything above it is the same for every family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import torch
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How pictures are made: `steps` of `sampler`, `guidance` (1 = off), size in pixels, at most `batch_size` at a time."""
+
+    sampler: str
+    steps: int
+    guidance: float
+    width: int
+    height: int
+    batch_size: int
+
+
+@dataclass(frozen=True)
+class Conditioning:
+    """Encoded prompts: tensors with one row a distinct prompt, and `index` int64[N], the row of each of N outputs.
+
+    Rows are copied only when they go to the network, since a group repeats its prompt and encoded prompts are large.
+    `unconditional` is the empty prompt (first dimension 1), for guidance.
+    """
+
+    tensors: dict[str, torch.Tensor]
+    index: torch.Tensor
+    unconditional: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def rows(self, outputs: Sequence[int] | torch.Tensor) -> Conditioning:
+        """The conditioning of some outputs, repeats allowed."""
+        return replace(self, index=self.index[torch.as_tensor(outputs, dtype=torch.long)])
+
+    def gather(self, device: torch.device, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        """The tensors [N, ...] as the network takes them."""
+        return {k: v[self.index.to(v.device)].to(device, dtype) for k, v in self.tensors.items()}
+
+    def gather_unconditional(self, device: torch.device, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        """The empty prompt's tensors, repeated to [N, ...]."""
+        return {k: v.to(device, dtype).expand(len(self), *v.shape[1:]) for k, v in self.unconditional.items()}
+
+
+class Policy(Protocol):
+    """A denoising generative model under training. Latents and predictions are float32 on `device` unless said otherwise."""
+
+    family: str
+    device: torch.device
+    denoiser: torch.nn.Module
+    """The frozen network that the LoRA is attached to."""
+    title: str
+    """The base's name for people and for LoRA metadata."""
+
+    def encode(self, prompts: Sequence[str]) -> Conditioning:
+        """Conditioning of each prompt, on the CPU; cached on disk by content; text encoders leave memory afterwards."""
+
+    def noise_levels(self, sampling: Sampling) -> tuple[torch.Tensor, int]:
+        """The sampler's noise levels float32[S] without the final 0, and network evaluations per image."""
+
+    def sample(
+        self, conditioning: Conditioning, seeds: Sequence[int], sampling: Sampling, on_step: Callable[[], None] | None = None
+    ) -> torch.Tensor:
+        """Finished latents [B, ...], one for each row of the conditioning, each from its own seed alone.
+
+        `on_step` is called after each solver step and may raise to abort.
+        """
+
+    def predict_clean(self, z_t: torch.Tensor, t: torch.Tensor, conditioning: Conditioning) -> torch.Tensor:
+        """x_theta(z_t, t, c) for z_t [B, ...] and t [B] in (0, 1], differentiable in the LoRA factors."""
+
+    def visible_time(self, t: torch.Tensor) -> torch.Tensor:
+        """t rounded to what the network will be shown, so that z_t can be made at that very level."""
+
+    def coefficients(self, t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(a_t, b_t) of z_t = a_t x + b_t eps."""
+
+    def decode(self, latents: torch.Tensor) -> torch.Tensor:
+        """Pictures uint8[B, H, W, 3] on the CPU: one rounding, shared by scoring and saving."""
+
+    def to(self, device: torch.device) -> None:
+        """Move the weights that stay resident (a paused run gives the accelerator back)."""

@@ -1,0 +1,82 @@
+"""ODE solvers in their flow-matching forms, all from diffusers, on one noise grid.
+
+Any solver may make the outputs, since V-GRPO needs nothing of the path (arXiv 2604.23380). Two things are mended here:
+all solvers walk the same levels, t_k = shift(1 - k/S), k = 0..S-1, and the network is shown each level exactly. diffusers'
+multistep solvers round the timestep to an integer, so that the network would see another level than the solver uses.
+"""
+
+from __future__ import annotations
+
+import torch
+from diffusers import (
+    DPMSolverMultistepScheduler,
+    FlowMatchEulerDiscreteScheduler,
+    FlowMatchHeunDiscreteScheduler,
+    UniPCMultistepScheduler,
+)
+
+TRAIN_TIMESTEPS = 1000  # the unit in which flow transformers take their timestep
+
+
+def shifted_grid(steps: int, shift: float) -> torch.Tensor:
+    """float32[steps], descending from 1: shift * u / (1 + (shift - 1) * u), u evenly spaced (arXiv 2403.03206, 5.3.2)."""
+    u = torch.linspace(1, 1 / steps, steps, dtype=torch.float64)
+    return (shift * u / (1 + (shift - 1) * u)).float()
+
+
+class FlowEuler(FlowMatchEulerDiscreteScheduler):
+    def set_timesteps(self, num_inference_steps=None, device=None, sigmas=None, mu=None, timesteps=None):
+        if sigmas is None and timesteps is None:
+            # The parent shifts what it is given; diffusers' own grid shifts twice and spends its last step below t = 0.01.
+            sigmas = torch.linspace(1, 1 / num_inference_steps, num_inference_steps, dtype=torch.float64).numpy()
+        super().set_timesteps(num_inference_steps, device, sigmas, mu, timesteps)
+
+
+class FlowHeun(FlowMatchHeunDiscreteScheduler):
+    def set_timesteps(self, num_inference_steps, device=None):
+        super().set_timesteps(num_inference_steps, device)
+        grid = shifted_grid(num_inference_steps, self.config.shift).to(self.sigmas.device)
+        ends = torch.cat([grid, grid.new_zeros(1)])
+        self.sigmas = torch.cat([ends[:1], ends[1:-1].repeat_interleave(2), ends[-1:]])
+        self.timesteps = self.sigmas[:-1] * TRAIN_TIMESTEPS
+
+
+class FlowDPMSolver(DPMSolverMultistepScheduler):
+    def set_timesteps(self, num_inference_steps=None, device=None, mu=None, timesteps=None):
+        super().set_timesteps(num_inference_steps, device, mu, timesteps)
+        self.timesteps = (self.sigmas[:-1] * TRAIN_TIMESTEPS).to(self.timesteps.device)
+
+
+class FlowUniPC(UniPCMultistepScheduler):
+    def set_timesteps(self, num_inference_steps=None, device=None, sigmas=None, mu=None):
+        super().set_timesteps(num_inference_steps, device, sigmas, mu)
+        self.timesteps = (self.sigmas[:-1] * TRAIN_TIMESTEPS).to(self.timesteps.device)
+
+
+_MULTISTEP = {
+    "use_flow_sigmas": True,
+    "prediction_type": "flow_prediction",
+    "solver_order": 2,
+    "num_train_timesteps": TRAIN_TIMESTEPS,
+}
+
+
+def flow_scheduler(sampler: str, shift: float):
+    """A fresh diffusers scheduler: `euler`, `heun`, `dpmsolver++` (second order) or `unipc`. Raises ValueError else."""
+    if sampler == "euler":
+        return FlowEuler(num_train_timesteps=TRAIN_TIMESTEPS, shift=shift)
+    if sampler == "heun":
+        return FlowHeun(num_train_timesteps=TRAIN_TIMESTEPS, shift=shift)
+    if sampler == "dpmsolver++":
+        return FlowDPMSolver(flow_shift=shift, algorithm_type="dpmsolver++", **_MULTISTEP)
+    if sampler == "unipc":
+        return FlowUniPC(flow_shift=shift, **_MULTISTEP)
+    raise ValueError(f"unknown sampler {sampler!r}; allowed: euler, heun, dpmsolver++, unipc")
+
+
+def noise_levels(sampler: str, steps: int, shift: float) -> tuple[torch.Tensor, int]:
+    """The levels the solver visits, float32[S] descending without the final 0, and its network evaluations per image."""
+    scheduler = flow_scheduler(sampler, shift)
+    scheduler.set_timesteps(steps)
+    levels = torch.unique_consecutive(scheduler.sigmas[:-1].float().cpu())
+    return levels, len(scheduler.timesteps)

@@ -1,0 +1,37 @@
+"""A learner's whole state as a checkpoint's tensors and position, and back, bit for bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .errors import UserError
+from .loop import Learner
+from .lora import LoraFactors
+from .runs.optimizer_state import optimizer_from_tensors, optimizer_to_tensors, rng_from_tensors, rng_to_tensors
+
+
+def learner_tensors(learner: Learner) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, Any]]:
+    """(tensors by file name, JSON): raw LoRA, EMA, optimiser, every random generator."""
+    optimizer, meta = optimizer_to_tensors(learner.stepper.optimizer, list(learner.stepper.named))
+    tensors = {"lora": learner.adapter.snapshot().tensors(), "optimizer": optimizer, "rng": rng_to_tensors()}
+    if learner.average is not None:
+        tensors["ema"] = learner.average.tensors()
+    return tensors, {"optimizer": meta, "skipped_in_a_row": learner.stepper.skipped_in_a_row}
+
+
+def restore_learner(learner: Learner, tensors: dict[str, dict[str, torch.Tensor]], position: dict[str, Any]) -> list[str]:
+    """Put a checkpoint back; returns warnings (a generator that this machine lacks). Raises UserError if it does not fit."""
+    if (learner.average is None) != ("ema" not in tensors):
+        raise UserError(
+            "the checkpoint and the configuration disagree about optimizer.ema_decay; resume with the run's own config.yaml"
+        )
+    learner.adapter.load(LoraFactors.from_tensors(tensors["lora"]))
+    if learner.average is not None:
+        average = LoraFactors.from_tensors(tensors["ema"])
+        device = learner.adapter.parameters()[0].device
+        learner.average = average.to(device=device).clone()
+    optimizer_from_tensors(learner.stepper.optimizer, list(learner.stepper.named), tensors["optimizer"], position["optimizer"])
+    learner.stepper.skipped_in_a_row = position["skipped_in_a_row"]
+    return rng_from_tensors(tensors["rng"])
