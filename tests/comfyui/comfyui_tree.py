@@ -1,6 +1,6 @@
 """A real ComfyUI's code for tests, outside the repository (ComfyUI is GPL: fetched, never vendored).
 
-COMFYUI_PATH     a ComfyUI folder to test with instead
+COMFYUI_PATH       a ComfyUI folder to test with instead
 VGRPO_COMFY_CACHE  where the download is kept (default ~/.cache/vgrpo-tests)
 """
 

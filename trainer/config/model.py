@@ -97,7 +97,7 @@ class PolicyConfig(Section):
     quantization: Annotated[Literal["none"], _NullIsNone] = Field("none", description="compression of the frozen base")
     offload: Annotated[Literal["none"], _NullIsNone] = Field("none", description="where the base rests between uses")
     gradient_checkpointing: bool = Field(
-        False, description="recompute activations to save memory; about a third slower. Default: ours"
+        False, description="recompute activations in the backward pass: less memory, more time. Default: ours"
     )
 
     @field_validator("model")

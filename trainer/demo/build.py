@@ -81,12 +81,12 @@ def build_text_encoder(tokenizer, width: int, layers: int):
     return CLIPTextModelWithProjection(config)
 
 
-def build_placeholder_t5():
+def build_placeholder_t5(width: int = WIDTH):
     """An encoder whose output is 0, as diffusers fills in for SD3 without a T5; `from_pretrained` wants all parts."""
     from transformers import T5Config, T5EncoderModel, T5Tokenizer
 
     tokenizer = T5Tokenizer(extra_ids=0, model_max_length=T5_TOKENS)
-    config = T5Config(vocab_size=len(tokenizer), d_model=WIDTH, d_kv=16, d_ff=32, num_layers=1, num_heads=1)
+    config = T5Config(vocab_size=len(tokenizer), d_model=width, d_kv=16, d_ff=32, num_layers=1, num_heads=1)
     encoder = T5EncoderModel(config)
     torch.nn.init.zeros_(encoder.encoder.final_layer_norm.weight)
     return tokenizer, encoder.eval()

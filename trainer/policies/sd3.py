@@ -67,7 +67,7 @@ class SD3Policy:
         fit = [min(max(round(side / step), 1) * step, most) for side in (width, height)]
         if [width, height] != fit:
             raise UserError(
-                f"{where}: {width} x {height} does not fit {self.title}: each side must be a multiple of {step}, at most {most}; "
+                f"{where}: {width} x {height} does not fit {self.title}: a side is a multiple of {step}, at most {most}; "
                 f"the nearest size is {fit[0]} x {fit[1]}"
             )
 
