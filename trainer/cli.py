@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 if __package__ in (None, ""):  # started as a file: make `trainer` the package, and keep its modules from shadowing others
     _here = Path(__file__).resolve().parent
@@ -44,10 +45,15 @@ def _environment() -> None:
         os.environ.setdefault(name, value)
 
 
+class _Parser(argparse.ArgumentParser):
+    """A wrong command line is said in one line, like every other wrong input."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message}; see: {self.prog} --help\n")
+
+
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="vgrpo", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = _Parser(prog="vgrpo", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands, each with --help")
 
     def add(name: str, summary: str, example: str) -> argparse.ArgumentParser:
@@ -145,9 +151,12 @@ def _add_run_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a console that can't show a path's letters gets substitutes, not an error
+            stream.reconfigure(errors="backslashreplace")
     args = build_parser().parse_args(argv)
     _environment()
-    from .errors import UserError
+    from .errors import UserError, one_line
 
     try:
         command = importlib.import_module(f".commands.{args.command}", _PACKAGE)
@@ -158,6 +167,12 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # the reader of our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except OSError as error:
+        print(f"error: {one_line(error)}", file=sys.stderr)
+        return 2
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] in ("trainer", "vgrpo"):
             raise

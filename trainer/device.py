@@ -38,14 +38,13 @@ def choose_device(wanted: str = "auto"):
     }
     if wanted == "auto":
         return torch.device(next(kind for kind in KINDS if present[kind]))
-    kind, _, number = wanted.partition(":")
-    if kind not in present or (number and not number.isdigit()):
+    kind, colon, number = wanted.partition(":")
+    if kind not in present or (colon and not (number.isascii() and number.isdecimal())):
         raise UserError(f"device: {wanted!r} is not a device; allowed: auto, {', '.join(KINDS)}, or cuda:N")
     if not present[kind]:
         have = ", ".join(k for k in KINDS if present[k])
         raise UserError(f"device: {kind} is not available to this torch {torch.__version__}; found here: {have}")
-    if kind == "cuda" and number and int(number) >= torch.cuda.device_count():
-        raise UserError(
-            f"device: there is no {wanted}; this machine has {torch.cuda.device_count()} CUDA device(s), from cuda:0"
-        )
+    count = {"cuda": torch.cuda.device_count, "xpu": lambda: torch.xpu.device_count()}.get(kind, lambda: 1)()
+    if colon and int(number) >= count:
+        raise UserError(f"device: there is no {wanted}; this machine has {count} {kind} device(s), from {kind}:0")
     return torch.device(wanted)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import runs
 from .config import RunConfig
+from .errors import one_line
 from .evaluation import Evaluation
 from .lora import export_lora, linear_shapes
 from .report import save_before_after, save_curve
@@ -18,8 +20,13 @@ if TYPE_CHECKING:
     from .training import Position
 
 
-def finish(run: RunDir, bench: Bench, before: Evaluation | None, position: Position, wall_s: float) -> dict[str, Any]:
-    """Write everything and return the summary. The LoRA comes first: no run is finished without one."""
+def finish(
+    run: RunDir, bench: Bench, before: Evaluation | None, position: Position, wall_s: float, warn: Callable[[str], None]
+) -> dict[str, Any]:
+    """Write everything and return the summary. The LoRA comes first: no run is finished without one.
+
+    Raises UserError if the LoRA can't be written. What else can't be written or drawn is a warning.
+    """
     learner, config = bench.learner, bench.config
     base = before.means if before else {}
     metadata = export_metadata(
@@ -30,7 +37,6 @@ def finish(run: RunDir, bench: Bench, before: Evaluation | None, position: Posit
         base.get("eval/total/mean"),
         position.evaluated.get("eval/total/mean"),
     )
-    run.lora_dir.mkdir(exist_ok=True)
     path = export_lora(
         learner.average or learner.adapter.snapshot(),
         run.lora_dir / f"{run.id}.safetensors",
@@ -39,8 +45,14 @@ def finish(run: RunDir, bench: Bench, before: Evaluation | None, position: Posit
         metadata=metadata,
     )
     summary = _summary(run, bench, base, position, wall_s, path)
-    draw_report(run, bench, before)
-    runs.write_json(run.summary_file, summary)
+    try:
+        draw_report(run, bench, before)
+    except Exception as error:
+        warn(f"the curve and the before/after grid could not be drawn: {type(error).__name__}: {one_line(error)}")
+    try:
+        runs.write_json(run.summary_file, summary)
+    except OSError as error:
+        warn(f"summary.json could not be written: {one_line(error)}; resume writes it")
     return summary
 
 

@@ -71,7 +71,8 @@ def _sample(policy: Policy, conditioning: Conditioning, seeds: Sequence[int], sa
     batch = min(sampling.batch_size, len(seeds))
     while True:
         try:
-            return policy.decode(policy.sample(conditioning, seeds, replace(sampling, batch_size=batch), on_step))
+            latents = policy.sample(conditioning, seeds, replace(sampling, batch_size=batch), on_step)
+            return torch.cat([policy.decode(part) for part in latents.split(batch)])
         except torch.OutOfMemoryError:
             if batch == 1:
                 raise

@@ -37,22 +37,24 @@ class Journal:
             **runs.own_process(),
         )
         self._events = runs.EventWriter(run.events_file)
+        self.continues = self._events.last_seq > 0  # whether a process before this one has written events
         self._seen: set[str] = set()
         self._beaten = 0.0
         self._write()
 
-    def event(self, kind: str, **fields: Any) -> None:
+    def event(self, kind: str, /, **fields: Any) -> None:
         try:
             self._events.write(kind, **fields)
         except OSError as error:
             log.error("event %s could not be written: %s", kind, one_line(error))
 
-    def warning(self, iteration: int, text: str) -> None:
-        """Each text becomes an event once a process, so that a lasting condition does not flood the file."""
+    def warning(self, iteration: int, text: str) -> bool:
+        """Each text becomes an event once a process, so that a lasting condition floods nothing; returns whether it was new."""
         log.warning("iteration %d: %s", iteration, text)
-        if text not in self._seen:
+        if new := text not in self._seen:
             self._seen.add(text)
             self.event("warning", iteration=iteration, message=text)
+        return new
 
     def status(self, status: str, iteration: int, message: str, lora: str | None = None) -> None:
         self._state.status, self._state.iteration, self._state.message = status, iteration, message

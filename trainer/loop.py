@@ -89,7 +89,7 @@ def run_iteration(
     weights = config.reward_weights()
     trained = {name: scores.scores[name] for name in weights}
     advantages = combine_advantages(trained, weights, rollout.group_ids, objective.advantage.combine, objective.advantage.scale)
-    advantages = soft_clip(advantages, objective.soft_clip_eta)
+    advantages = soft_clip(advantages, objective.soft_clip_eta).float()  # some devices have no float64
 
     # N_MC pairs (t_j, eps_j), shared by the group.
     levels, rollout_evaluations = policy.noise_levels(sampling_of(config))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont, PngImagePlugin
+
+from .runs.atomic import replace
 
 TILE = 128  # small pictures are enlarged to this many pixels, large ones shrunk, so that a grid stays readable
 GAP, LABEL, MARGIN = 4, 16, 8
@@ -22,13 +24,17 @@ def to_pil(image: torch.Tensor) -> Image.Image:
 
 
 def save_png(image: Image.Image, path: Path, texts: dict[str, str] | None = None) -> None:
-    """Atomic: the file is complete or absent."""
+    """Atomic: the file is complete or absent. Raises OSError, and then leaves nothing behind."""
     info = PngImagePlugin.PngInfo()
     for key, value in (texts or {}).items():
         info.add_itxt(key, value)
     aside = path.with_suffix(".part")
-    image.save(aside, format="PNG", pnginfo=info)
-    os.replace(aside, path)
+    try:
+        image.save(aside, format="PNG", pnginfo=info)
+        replace(aside, path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
 
 
 def save_outputs(
@@ -44,11 +50,15 @@ def save_outputs(
     names = []
     for i, seed in enumerate(seeds):
         name = f"p{i // per_prompt:03d}-s{i % per_prompt}.png"
-        own = {reward: round(float(values[i]), 6) for reward, values in scores.items()}
+        own = {reward: _rounded(float(values[i])) for reward, values in scores.items()}
         texts = {"prompt": prompts[i // per_prompt], "seed": str(seed), "scores": json.dumps(own)}
         save_png(to_pil(images[i]), folder / name, texts)
         names.append(name)
     return names
+
+
+def _rounded(score: float) -> float | None:
+    return round(score, 6) if math.isfinite(score) else None  # JSON has no NaN
 
 
 def label_font(size: int = 12) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:

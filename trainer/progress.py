@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 
 from tqdm import tqdm
+
+# A terminal that was closed, or a full disk behind a redirection, must not end a run.
+_LOST = (OSError, ValueError)
 
 
 class TerminalProgress:
@@ -13,26 +17,29 @@ class TerminalProgress:
         self._bar: tqdm | None = None
 
     def iteration(self, done: int, total: int, metrics: dict[str, float]) -> None:
-        if self._bar is None:
-            self._bar = tqdm(
-                total=total,
-                initial=done - 1,
-                unit="iteration",
-                file=self._stream,
-                dynamic_ncols=True,
-                smoothing=0.1,
-                bar_format="{n_fmt}/{total_fmt} |{bar}| {rate_noinv_fmt}, {remaining} left{postfix}",
-            )
-        self._bar.set_postfix_str(f"reward {metrics['reward/total/mean']:.3f}", refresh=False)
-        self._bar.update(done - self._bar.n)
+        with suppress(*_LOST):
+            if self._bar is None:
+                self._bar = tqdm(
+                    total=total,
+                    initial=done - 1,
+                    unit="iteration",
+                    file=self._stream,
+                    dynamic_ncols=True,
+                    smoothing=0.1,
+                    bar_format="{n_fmt}/{total_fmt} |{bar}| {rate_noinv_fmt}, {remaining} left{postfix}",
+                )
+            self._bar.set_postfix_str(f"reward {metrics['reward/total/mean']:.3f}", refresh=False)
+            self._bar.update(done - self._bar.n)
 
     def message(self, text: str) -> None:
-        if self._bar is None:
-            print(text, file=self._stream)
-        else:
-            self._bar.write(text, file=self._stream)
+        with suppress(*_LOST):
+            if self._bar is None:
+                print(text, file=self._stream)
+            else:
+                self._bar.write(text, file=self._stream)
 
     def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
+        with suppress(*_LOST):
+            if self._bar is not None:
+                self._bar.close()
+        self._bar = None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from .pictures import grid, save_png, to_pil
+from .runs.atomic import replace
 
 
 def save_curve(path: Path, series: dict[str, list[tuple[int, float]]], rewards: Sequence[str], title: str) -> None:
@@ -41,10 +43,16 @@ def save_curve(path: Path, series: dict[str, list[tuple[int, float]]], rewards: 
         axis.set_ylabel(name)
         axis.grid(alpha=0.3)
         axis.legend(loc="lower right")
-    figure.suptitle(title)
+    figure.suptitle(title, parse_math=False)  # a name may hold a $
     part = path.with_suffix(".part")
-    figure.savefig(part, format="png", dpi=110)
-    part.replace(path)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Glyph .* missing")  # a box instead of a letter is all that happens
+            figure.savefig(part, format="png", dpi=110)
+        replace(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
 
 
 def save_before_after(

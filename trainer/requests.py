@@ -42,7 +42,7 @@ class RequestDesk:
             yield
         finally:
             for number, handler in old.items():
-                signal.signal(number, handler)
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: not set from Python
 
     def _on_signal(self, number, _frame) -> None:
         if "stop" in self._waiting:
@@ -60,9 +60,9 @@ class RequestDesk:
 
     def take(self) -> list[str]:
         """Everything asked for since the last call, in order."""
-        asked = self._waiting + runs.take_requests(self.run)
-        self._waiting = []
-        return asked
+        # Taken over, not copied: a signal that comes in between adds to this very list.
+        asked, self._waiting = self._waiting, []
+        return asked + runs.take_requests(self.run)
 
     def wait(self) -> None:
         self._on_beat()

@@ -62,7 +62,7 @@ def load_evaluation(run: RunDir, iteration: int, prompts: Sequence[Prompt]) -> E
             for k, v in index["scores"].items()
         }
         means = {k: float("nan") if v is None else float(v) for k, v in index["means"].items()}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, SyntaxError):  # Pillow calls a broken PNG a SyntaxError
         return None
     return Evaluation(tuple(prompts), per_prompt, tuple(index["seeds"]), images, scores, means, ())
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
 from .config import RunConfig
-from .errors import UserError
+from .errors import UserError, one_line
 from .evaluation import evaluation_prompts
 from .loop import Learner
 from .lora import LoraAdapter, attach, linear_shapes, read_lora
@@ -19,6 +22,8 @@ from .prompts import Prompt
 from .rewards.base import Reward
 from .rewards.registry import create
 from .rewards.scoring import load_rewards
+
+_T = TypeVar("_T")
 
 
 @dataclass
@@ -41,14 +46,15 @@ class Bench:
 
 def build_bench(config: RunConfig, device: torch.device, cache: Path | None = None) -> Bench:
     """Load and connect all parts. Raises UserError for whatever the configuration names and is not usable."""
+    held_out = evaluation_prompts(config)
+    rewards, notes = _create_rewards(config, held_out)  # before the base, which may take minutes
     policy = load_policy(config.policy, device, cache)
     policy.check_size(config.rollout.width, config.rollout.height, "rollout.width x rollout.height")
-    rewards, notes = _build_rewards(config, device)
     adapter, more = _attach_lora(config, policy)
+    notes += [*_load_rewards(config, rewards, device), *more]
     optimizer = build_optimizer(config.optimizer, adapter.parameters())
     stepper = GuardedStepper(optimizer, dict(adapter.named_parameters()), config.optimizer.max_grad_norm)
     average = adapter.snapshot() if config.optimizer.ema_decay else None
-    held_out = evaluation_prompts(config)
     texts = [p.text for p in (*config.prompts.train, *held_out)]
     with adapter.disabled():
         encoded = policy.encode(texts)
@@ -61,39 +67,68 @@ def build_bench(config: RunConfig, device: torch.device, cache: Path | None = No
         held_out=held_out,
         held_out_conditioning=encoded.rows(range(split, len(texts))),
         rewards=rewards,
-        notes=[*notes, *more],
+        notes=notes,
     )
 
 
-def _build_rewards(config: RunConfig, device: torch.device) -> tuple[dict[str, Reward], list[str]]:
-    rewards = {}
+def _create_rewards(config: RunConfig, held_out: tuple[Prompt, ...]) -> tuple[dict[str, Reward], list[str]]:
+    """Rewards and monitors, and notes about prompts that they can't score; a reward that can train on none is a UserError."""
+    rewards, notes = {}, []
     for name in (*config.rewards, *(n for n in config.monitors if n not in config.rewards)):
         settings = dict(config.rewards.get(name, config.monitors.get(name, {})))
         settings.pop("weight", None)
         rewards[name] = create(name, settings)
+        for key, prompts in (("prompts.train", config.prompts.train), ("prompts.evaluate", held_out)):
+            reasons = [r for r in (_problem(rewards[name], p) for p in prompts) if r]
+            if key == "prompts.train" and name in config.rewards and len(reasons) == len(prompts):
+                raise UserError(f"rewards.{name} can score none of prompts.train: {reasons[0]}")
+            if reasons:
+                notes.append(f"{name} can't score {len(reasons)} of {len(prompts)} {key}: {reasons[0]}")
+    return rewards, notes
+
+
+def _problem(reward: Reward, prompt: Prompt) -> str | None:
+    try:
+        return reward.problem(prompt.text, prompt.metadata)
+    except Exception as error:  # a stranger's reward; scoring decides
+        return f"{type(error).__name__}: {one_line(error)}"
+
+
+def _load_rewards(config: RunConfig, rewards: dict[str, Reward], device: torch.device) -> list[str]:
+    """Load all; a monitor that can't be loaded is taken out, with a note."""
     notes = []
     for name, message in load_rewards(rewards, device, None):
         if name in config.rewards:
             raise UserError(f"rewards.{name} can't be loaded: {message}")
         notes.append(f"monitor {name} can't be loaded and is left out: {message}")
         del rewards[name]
-    for name, reward in rewards.items():
-        reasons = [r for r in (reward.problem(p.text, p.metadata) for p in config.prompts.train) if r]
-        if name in config.rewards and len(reasons) == len(config.prompts.train):
-            raise UserError(f"rewards.{name} can score none of prompts.train: {reasons[0]}")
-        if reasons:
-            notes.append(f"{name} can't score {len(reasons)} of {len(config.prompts.train)} training prompts: {reasons[0]}")
-    return rewards, notes
+    return notes
 
 
 def _attach_lora(config: RunConfig, policy: Policy) -> tuple[LoraAdapter, list[str]]:
     lora, notes = config.policy.lora, []
-    start = read_lora(Path(lora.init), linear_shapes(policy.denoiser), policy.family) if lora.init else None
-    adapter = attach(policy.denoiser, lora.rank, lora.alpha, lora.targets, config.seed, policy.family)
-    if start is not None:
-        error = adapter.start_from(start)
+    adapter = _named(
+        "policy.lora.targets",
+        lambda: attach(policy.denoiser, lora.rank, lora.alpha, lora.targets, config.seed, policy.family),
+    )
+    if lora.init:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            start = _named(
+                "policy.lora.init", lambda: read_lora(Path(lora.init), linear_shapes(policy.denoiser), policy.family)
+            )
+            error = _named("policy.lora.init", lambda: adapter.start_from(start))
+        notes += [" ".join(str(warning.message).split()) for warning in caught]
         notes.append(f"continuing from {lora.init} ({len(start)} modules, rank {start.rank})")
         if error:
             notes.append(f"its rank {start.rank} was reduced to {lora.rank}; the change of the weights differs by {error:.1%}")
     adapter.assert_trainable()
     return adapter, notes
+
+
+def _named(key: str, build: Callable[[], _T]) -> _T:
+    """What `build` returns; its UserError then names the key."""
+    try:
+        return build()
+    except UserError as error:
+        raise UserError(f"{key}: {error}") from error

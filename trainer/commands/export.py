@@ -19,7 +19,7 @@ def run(args) -> int:
     from ..policies import load_policy
     from ..samples import saved_means
 
-    config = load_config(run_dir.config_file)
+    config = load_config(run_dir.config_file, check_files=False)  # the LoRA that it continued from may be gone
     policy = load_policy(config.policy, choose_device("cpu"))
     before, after = (saved_means(run_dir, i).get("eval/total/mean") for i in (0, iteration))
     metadata = export_metadata(run_dir, config, policy.title, iteration, before, after)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from ..config import load_config
@@ -13,9 +14,13 @@ from .common import factors_of, run_of
 
 def run(args) -> int:
     run_dir = run_of(args.run)
-    config = load_config(run_dir.config_file)
+    config = load_config(run_dir.config_file, check_files=False)  # the LoRA that it continued from may be gone
     if args.images < 1:
         raise UserError(f"--images is {args.images}; at least 1 picture a prompt")
+    if args.guidance is not None and not (math.isfinite(args.guidance) and args.guidance >= 1):
+        raise UserError(f"--guidance is {args.guidance}; 1 (off) or more")
+    if any(not prompt.strip() for prompt in args.prompt or ()):
+        raise UserError("--prompt is blank; leave it out to use the run's held-out prompts")
     from contextlib import nullcontext
 
     from ..evaluation import evaluation_prompts, evaluation_sampling

@@ -8,6 +8,7 @@ from pathlib import Path
 from ..errors import UserError, one_line
 from ..prompts import load_prompts
 from ..rewards.registry import create
+from ..rewards.registry import names as known_names
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 
@@ -19,20 +20,20 @@ def run(args) -> int:
 
     from ..rewards.scoring import load_rewards, score_rewards
 
-    names = [n.strip() for n in args.rewards.split(",") if n.strip()]
+    names = list(dict.fromkeys(n.strip() for n in args.rewards.split(",") if n.strip()))
+    if not names:
+        raise UserError(f"--rewards {args.rewards!r} names no reward; known: {', '.join(known_names())}")
     rewards = {name: create(name, {}) for name in names}
     for name, message in load_rewards(rewards, torch.device("cpu"), None):
         raise UserError(f"reward {name} can't be loaded: {message}")
-    known = {p.text: p.metadata for p in load_prompts(args.prompts, "prompts.evaluate")} if args.prompts else {}
-    if args.prompts == "demo":
-        known |= {p.text: p.metadata for p in load_prompts("demo", "prompts.train")}
+    known = {p.text: p.metadata for p in _prompts(args.prompts)}
     rows = []
     for path in _pictures(args.pictures):
         try:
             with Image.open(path) as picture:
                 prompt = args.prompt if args.prompt is not None else _own_prompt(path, picture)
                 pixels = torch.from_numpy(np.array(picture.convert("RGB")))
-        except OSError as error:
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # Pillow raises all of these
             raise UserError(f"{path} can't be read as a picture: {one_line(error)}") from error
         # One at a time, since pictures may differ in size.
         table = score_rewards(rewards, pixels[None], [prompt], [known.get(prompt, {})])
@@ -52,6 +53,12 @@ def run(args) -> int:
             writer.writerow(["picture", "prompt", *names])
             writer.writerows([str(path), prompt, *(scores[n] for n in names)] for path, prompt, scores in rows)
     return 0
+
+
+def _prompts(source: str | None):
+    if source != "demo":
+        return load_prompts(source, "--prompts") if source else []
+    return [*load_prompts(source, "prompts.train"), *load_prompts(source, "prompts.evaluate")]
 
 
 def _pictures(given: list[Path]) -> list[Path]:

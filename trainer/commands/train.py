@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from ..config import RunConfig, load_config, preset_names
 from ..device import choose_device
 from ..errors import UserError, one_line
 from ..progress import TerminalProgress
-from ..runs import RunDir
+from ..runs import RunDir, check_new_run
 
 
 def run(args) -> int:
@@ -23,6 +24,8 @@ def run(args) -> int:
 def start(config: RunConfig, root: Path, device_name: str, run_id: str | None = None) -> int:
     """Build all parts first, so that bad input leaves nothing behind; then make the run and train."""
     device = choose_device(device_name)
+    if run_id is not None:
+        check_new_run(root, run_id)
     from ..setup import build_bench
     from ..training import start_run
 
@@ -42,6 +45,10 @@ def work(run_dir: RunDir, device, bench=None) -> int:
         summary = train(run_dir, device, progress, bench=bench)
     except UserError:
         raise
+    except KeyboardInterrupt:
+        progress.close()
+        print(f"the current iteration was dropped. Go on with:\n{_resume_line(run_dir)}")
+        raise
     except Exception as error:
         progress.close()
         raise UserError(f"the run failed: {type(error).__name__}: {one_line(error)}; see {run_dir.log_file}") from error
@@ -50,11 +57,16 @@ def work(run_dir: RunDir, device, bench=None) -> int:
         logging.getLogger("vgrpo").removeHandler(handler)
         handler.close()
     if summary.get("stopped"):
-        print(f"stopped after iteration {summary['iteration']} of {summary['iterations']}, saved. Go on with:")
-        print(f'  python trainer/cli.py resume "{run_dir.path}"')
-        return 0
+        saved = "saved" if summary["saved"] else "NOT saved (the reason stands above)"
+        print(f"stopped after iteration {summary['iteration']} of {summary['iterations']}, {saved}. Go on with:")
+        print(_resume_line(run_dir))
+        return 0 if summary["saved"] else 2
     print_summary(run_dir, summary)
     return 0
+
+
+def _resume_line(run_dir: RunDir) -> str:
+    return f'  python trainer/cli.py resume "{run_dir.path}"'
 
 
 def print_summary(run_dir: RunDir, summary: dict[str, Any]) -> None:
@@ -75,8 +87,23 @@ def _number(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.3f}"
 
 
+class _LogFile(logging.FileHandler):
+    """A full disk costs lines of the log, never the run, and prints nothing."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with suppress(OSError):
+            super().emit(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        pass
+
+    def close(self) -> None:
+        with suppress(OSError):  # it flushes what the disk had no room for
+            super().close()
+
+
 def log_to(run_dir: RunDir) -> logging.Handler:
-    handler = logging.FileHandler(run_dir.log_file, encoding="utf-8", delay=True)
+    handler = _LogFile(run_dir.log_file, encoding="utf-8", delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger = logging.getLogger("vgrpo")
     logger.setLevel(logging.INFO)

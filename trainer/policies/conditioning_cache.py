@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -21,9 +23,11 @@ def default_folder() -> Path:
     return Path(root) / "conditioning"
 
 
-def fingerprint(modules: Sequence[torch.nn.Module], *words: str) -> str:
-    """A digest of the encoders' weights (up to 4,096 evenly spaced values of each tensor, with its shape) and of `words`."""
-    digest = hashlib.sha256("\x1f".join(words).encode())
+def fingerprint(modules: Sequence[torch.nn.Module], tokenizers: Sequence[Any], *words: str) -> str:
+    """A digest of the encoders' weights (some thousand evenly spaced values of each tensor, with its shape), of the tokenizers
+    as they were loaded, and of `words`.
+    """
+    digest = hashlib.sha256("\x1f".join([*words, *map(_rules, tokenizers)]).encode())
     for module in modules:
         for name, tensor in module.state_dict().items():
             flat = tensor.detach().reshape(-1)
@@ -31,6 +35,13 @@ def fingerprint(modules: Sequence[torch.nn.Module], *words: str) -> str:
             digest.update(f"{name}{tuple(tensor.shape)}".encode())
             digest.update(sample.numpy().tobytes())
     return digest.hexdigest()[:24]
+
+
+def _rules(tokenizer: Any) -> str:
+    """All that decides which tokens a text becomes."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    rules = backend.to_str() if backend is not None else repr(sorted(tokenizer.get_vocab().items()))
+    return f"{tokenizer.model_max_length}{rules}"
 
 
 class ConditioningCache:
@@ -68,7 +79,8 @@ class ConditioningCache:
             save_file({k: v.contiguous() for k, v in tensors.items()}, aside)
             os.replace(aside, target)
         except (OSError, SafetensorError):  # a full disk costs time, not the run
-            aside.unlink(missing_ok=True)
+            with suppress(OSError):
+                aside.unlink()
 
     def _prune(self) -> None:
         try:

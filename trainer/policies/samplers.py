@@ -2,7 +2,8 @@
 
 Any solver may make the outputs, since V-GRPO needs nothing of the path (arXiv 2604.23380). Two things are mended here:
 all solvers walk the same levels, t_k = shift(1 - k/S), k = 0..S-1, and the network is shown each level exactly. diffusers'
-multistep solvers round the timestep to an integer, so that the network would see another level than the solver uses.
+multistep solvers have grids of their own and round the timestep to an integer, so that the network would see another level
+than the solver uses. They work in the log of the signal-to-noise ratio, which is infinite at t = 1, so they start a hair below.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from diffusers import (
 )
 
 TRAIN_TIMESTEPS = 1000  # the unit in which flow transformers take their timestep
+_BELOW_ONE = 1 - 1e-6  # diffusers' own bound, in its UniPC
 
 
 def shifted_grid(steps: int, shift: float) -> torch.Tensor:
@@ -44,13 +46,20 @@ class FlowHeun(FlowMatchHeunDiscreteScheduler):
 class FlowDPMSolver(DPMSolverMultistepScheduler):
     def set_timesteps(self, num_inference_steps=None, device=None, mu=None, timesteps=None):
         super().set_timesteps(num_inference_steps, device, mu, timesteps)
-        self.timesteps = (self.sigmas[:-1] * TRAIN_TIMESTEPS).to(self.timesteps.device)
+        _walk_grid(self)
 
 
 class FlowUniPC(UniPCMultistepScheduler):
     def set_timesteps(self, num_inference_steps=None, device=None, sigmas=None, mu=None):
         super().set_timesteps(num_inference_steps, device, sigmas, mu)
-        self.timesteps = (self.sigmas[:-1] * TRAIN_TIMESTEPS).to(self.timesteps.device)
+        _walk_grid(self)
+
+
+def _walk_grid(scheduler) -> None:
+    """Put a multistep solver, whose timesteps are set, on the common grid."""
+    grid = shifted_grid(len(scheduler.timesteps), scheduler.config.flow_shift).clamp(max=_BELOW_ONE)
+    scheduler.sigmas = torch.cat([grid, grid.new_zeros(1)])  # on the CPU, as in diffusers
+    scheduler.timesteps = (grid * TRAIN_TIMESTEPS).to(scheduler.timesteps.device)
 
 
 _MULTISTEP = {

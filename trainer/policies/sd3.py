@@ -43,7 +43,7 @@ class SD3Policy:
         self.title = Path(model).name if Path(model).is_dir() else str(model)
         self.device, self.dtype = device, dtype
         self._model, self._cache_folder = str(model), cache or default_folder()
-        index = _model_index(self._model)
+        index = _model_index(self._model, () if use_t5 else (_ENCODERS[2], _TOKENIZERS[2]))
         self._has_t5 = use_t5 and index.get("text_encoder_3", [None])[0] is not None
         self._pipe = _load(self._model, dtype, **dict.fromkeys((*_ENCODERS, *_TOKENIZERS)))
         self.denoiser = self._pipe.transformer
@@ -51,7 +51,7 @@ class SD3Policy:
         self._pipe.vae.requires_grad_(False).eval().to(memory_format=torch.channels_last)
         if gradient_checkpointing:
             self.denoiser.enable_gradient_checkpointing()
-        self.shift = float(self._pipe.scheduler.config.shift)
+        self.shift = _timestep_shift(self._pipe.scheduler, self._model)
         self.latent_multiple = self._pipe.vae_scale_factor * self._pipe.patch_size
         self._cache: ConditioningCache | None = None
         self.to(device)
@@ -78,9 +78,12 @@ class SD3Policy:
         texts = ["", *prompts]
         if self._cache is None:  # the encoders' content names the cache, so they are read once in any case
             pipe = self._encoders()
-            modules = [m for m in (getattr(pipe, name) for name in _ENCODERS) if m is not None]
+            modules, tokenizers = (
+                [part for part in (getattr(pipe, name) for name in names) if part is not None]
+                for names in (_ENCODERS, _TOKENIZERS)
+            )
             self._cache = ConditioningCache(
-                self._cache_folder, fingerprint(modules, self.family, str(self.dtype), str(self._t5_tokens))
+                self._cache_folder, fingerprint(modules, tokenizers, self.family, str(self.dtype), str(self._t5_tokens))
             )
             rows = self._cache.fetch(texts, lambda missing: self._encode(pipe, missing))
         else:
@@ -196,7 +199,8 @@ def _hook(on_step: Callable[[], None] | None):
     return after_step
 
 
-def _model_index(model: str) -> dict:
+def _model_index(model: str, unused: Sequence[str]) -> dict:
+    """The folder's list of parts, all but the `unused` of which are there. Raises UserError."""
     from diffusers import DiffusionPipeline
 
     if Path(model).is_dir() and not (Path(model) / "model_index.json").is_file():
@@ -208,10 +212,27 @@ def _model_index(model: str) -> dict:
             f"policy.model: {model!r} can't be read as a diffusers folder or hub id ({one_line(error)[:200]}); "
             "give a folder with a model_index.json, or a hub id that is cached or reachable"
         ) from error
-    found = index.get("_class_name")
+    found = index.get("_class_name") if isinstance(index, dict) else "file that is no pipeline"
     if found != PIPELINE:
         raise UserError(f"policy.family: {model} holds a {found}, but family sd3 needs a {PIPELINE}")
+    parts = [k for k, v in index.items() if not k.startswith("_") and isinstance(v, list) and v[0] and k not in unused]
+    missing = [part for part in parts if Path(model).is_dir() and not (Path(model) / part).is_dir()]
+    if missing:
+        raise UserError(
+            f"policy.model: {model} has no folder {', '.join(missing)}, which its model_index.json lists; copy the model again"
+        )
     return index
+
+
+def _timestep_shift(scheduler, model: str) -> float:
+    """The shift of the timesteps that the model was trained for; diffusers' schedulers keep it under two names."""
+    shift = scheduler.config.get("shift", scheduler.config.get("flow_shift"))
+    if shift is None:
+        raise UserError(
+            f"policy.model: the {type(scheduler).__name__} of {model} states no timestep shift; "
+            "family sd3 needs a flow-matching scheduler such as FlowMatchEulerDiscreteScheduler"
+        )
+    return float(shift)
 
 
 def _load(model: str, dtype: torch.dtype, **parts):
@@ -224,11 +245,16 @@ def _load(model: str, dtype: torch.dtype, **parts):
         with warnings.catch_warnings():
             # Newer diffusers call it `dtype`, older ones would ignore that word and load float32.
             warnings.filterwarnings("ignore", message=".*torch_dtype.*", category=FutureWarning)
-            pipe = StableDiffusion3Pipeline.from_pretrained(model, torch_dtype=dtype, **parts)
+            pipe = StableDiffusion3Pipeline.from_pretrained(model, torch_dtype=dtype, use_safetensors=True, **parts)
     except Exception as error:
         raise UserError(f"policy.model: loading {model} failed: {one_line(error)[:300]}") from error
     finally:
         if quiet:
             logging.enable_progress_bar()
+    for part, module in pipe.components.items():
+        # diffusers only warns of a tensor that the file lacks, and leaves it without storage.
+        lacking = [k for k, v in module.state_dict().items() if v.is_meta] if isinstance(module, torch.nn.Module) else []
+        if lacking:
+            raise UserError(f"policy.model: the weights of {part} in {model} lack {len(lacking)} tensors, first {lacking[0]}")
     pipe.set_progress_bar_config(disable=True)
     return pipe

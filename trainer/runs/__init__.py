@@ -9,7 +9,7 @@ from __future__ import annotations
 from .atomic import write_atomic, write_json
 from .control import ACTIONS, pending, request, take_requests
 from .events import EVENT_TYPES, EventReader, EventWriter, metric_series, read_events
-from .layout import RUN_ID, RunDir, RunNotFound, create_run, find_run, list_runs, new_run_id, valid_run_id
+from .layout import RUN_ID, RunDir, RunNotFound, check_new_run, create_run, find_run, list_runs, new_run_id, valid_run_id
 from .processes import process_alive, process_start_time
 from .removal import delete_run
 from .state import (
@@ -49,6 +49,7 @@ __all__ = [
     "RunDir",
     "RunNotFound",
     "RunState",
+    "check_new_run",
     "create_run",
     "delete_run",
     "find_run",

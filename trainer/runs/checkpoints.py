@@ -194,6 +194,10 @@ def clean_aside(run: RunDir) -> list[Path]:
             continue
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
         removed.append(path)
+    # Half-written pictures and LoRA files name no writer, but only the run's trainer writes there.
+    for path in (*run.samples.glob("*/*.part"), *run.path.glob("*.part"), *run.lora_dir.glob(".*.partial")):
+        path.unlink(missing_ok=True)
+        removed.append(path)
     return removed
 
 
@@ -314,6 +318,7 @@ def _entries(run: RunDir) -> list[Path]:
 
 def _asides(run: RunDir) -> Iterator[tuple[Path, str, int | None, int]]:
     """Unfinished work: (path, "writing" | "replaced" | "deleted", iteration if it is a checkpoint, writer's pid)."""
-    for path in [*_entries(run), *sorted(run.path.glob(f"{ASIDE_PREFIX}*"))]:
+    files = (*run.path.glob(f"{ASIDE_PREFIX}*"), *run.samples.glob(f"*/{ASIDE_PREFIX}*"))
+    for path in [*_entries(run), *sorted(files)]:
         if match := _ASIDE.fullmatch(path.name):
             yield path, match[1], int(match[2]) if match[2] else None, int(match[3])

@@ -36,7 +36,7 @@ class EventWriter:
         self._torn = not _ends_in_newline(self.path)
         self.last_seq = _last_seq(self.path)
 
-    def write(self, kind: str, **fields: Any) -> Event:
+    def write(self, kind: str, /, **fields: Any) -> Event:
         """Appends one event at once and returns it as a reader will see it: {"seq", "time", "type": kind, **fields}.
 
         A float that is not finite becomes null; numbers of numpy and torch become plain ones, paths text, tuples lists.

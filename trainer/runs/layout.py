@@ -86,9 +86,7 @@ def new_run_id(name: str, now: datetime | None = None) -> str:
 
 def create_run(root: Path | str, run_id: str) -> RunDir:
     """Makes `<root>/<run_id>/` and its folders. Raises UserError if the id is malformed, is taken, or cannot be made."""
-    run = RunDir(_join(root, run_id))
-    if run.path.exists():
-        raise UserError(f"The run '{run_id}' exists already in {run.path.parent}; choose another name, or resume it.")
+    run = check_new_run(root, run_id)
     made = False
     try:
         run.path.parent.mkdir(parents=True, exist_ok=True)
@@ -102,6 +100,14 @@ def create_run(root: Path | str, run_id: str) -> RunDir:
         raise UserError(
             f"Cannot make the folder {run.path}: {one_line(error)}. Choose a folder that can be written."
         ) from error
+    return run
+
+
+def check_new_run(root: Path | str, run_id: str) -> RunDir:
+    """The directory that `create_run` would make; makes nothing. Raises UserError if the id is malformed or is taken."""
+    run = RunDir(_join(root, run_id))
+    if run.path.exists():
+        raise UserError(f"The run '{run_id}' exists already in {run.path.parent}; choose another name, or resume it.")
     return run
 
 
