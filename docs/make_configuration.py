@@ -16,8 +16,8 @@ HEAD = """\
 
 Written by `python docs/make_configuration.py` from the program's own tables; a test keeps it true.
 
-A configuration is a YAML file (scalars as in YAML 1.2, so `1e-4` is a number). `preset: NAME` at its top starts from a preset and
-changes what the file names ({presets}); `rewards` and `monitors` replace the preset's as a whole. On the command line
+A configuration is a YAML file (scalars as in YAML 1.2, so `1e-4` is a number). `preset: NAME` at its top starts from a preset
+({presets}) and changes what the file names; `rewards` and `monitors` replace the preset's as a whole. On the command line
 `--set optimizer.lr=1e-4` changes one key. A run keeps the complete result, prompts included, as its `config.yaml`.
 
 Unknown keys are errors that name the nearest known one. "Ours" marks a default that has no published source.
@@ -37,10 +37,10 @@ Under `rewards` with a `weight` (default 1, negative = penalty), or under `monit
 
 
 def text() -> str:
-    rows = [
-        f"| `{row.key}` | {_cell(' '.join(filter(None, (row.type, row.range))))} | {_cell(row.default)} | {_cell(row.description)} |"
-        for row in RunConfig.key_table()
-    ]
+    rows = []
+    for row in RunConfig.key_table():
+        takes = " ".join(filter(None, (row.type, row.range)))
+        rows.append(f"| `{row.key}` | {_cell(takes)} | {_cell(row.default)} | {_cell(row.description)} |")
     rewards = []
     for name in registry.BUILT_IN:
         kind = registry.reward_class(name)

@@ -119,6 +119,19 @@ def test_what_is_not_there_whole_is_not_read(run, evaluation):
         assert load_evaluation(run, 7, PROMPTS) is None and saved_means(run, 7) == {}
 
 
+def test_a_picture_that_is_broken_in_the_middle_is_not_read(run):
+    """Pillow calls that a SyntaxError."""
+    large = Evaluation(PROMPTS[:1], 1, (1,), noise(1, 256, 256), {"size": torch.ones(1)}, {}, ())
+    save_evaluation(run, 7, large)
+    assert load_evaluation(run, 7, PROMPTS[:1]) is not None
+    path = evaluation_folder(run, 7) / "p000-s0.png"
+    whole = path.read_bytes()
+    second = whole.rindex(b"IDAT")
+    assert second > 1000
+    path.write_bytes(whole[:second] + bytes(4) + whole[second + 4 :])
+    assert load_evaluation(run, 7, PROMPTS[:1]) is None
+
+
 def test_an_index_from_elsewhere_cannot_point_out_of_its_folder(run, evaluation, tmp_path):
     save_evaluation(run, 7, evaluation)
     path = evaluation_folder(run, 7) / "index.json"

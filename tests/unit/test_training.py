@@ -157,7 +157,7 @@ def test_a_stop_at_any_solver_step_of_a_rollout_or_evaluation(small, unbroken, q
 
 
 def test_a_stop_amid_a_due_evaluation_does_not_lose_it(small, quick_requests, monkeypatch):
-    """The evaluation after iteration 2 is made by the process that goes on, so the curve has no gap and `best` no blind spot."""
+    """The evaluation after iteration 2 is made by the process that goes on: no gap in the curve, no blind spot of `best`."""
     run = small()
     check = requests.RequestDesk.check
 
@@ -332,18 +332,6 @@ def test_a_signal_saves_and_stops(small, number):
     assert signal.getsignal(number) is before
 
 
-def test_no_signal_is_lost_while_requests_are_read(small, monkeypatch):
-    """Ctrl-C may come at the very moment in which the desk empties its list."""
-    desk = requests.RequestDesk(small(), lambda: None)
-
-    def slow(run):
-        desk._on_signal(signal.SIGINT, None)
-        return []
-
-    monkeypatch.setattr(runs, "take_requests", slow)
-    assert "stop" in desk.take() + desk._waiting
-
-
 def test_the_second_signal_ends_at_once(small):
     run = small()
 
@@ -510,7 +498,7 @@ def test_a_full_disk_at_the_export(small, unbroken, monkeypatch):
             raise FULL
 
         patch.setattr(files, "open", full, raising=False)
-        with pytest.raises(UserError, match="cannot write the LoRA file .*No space left on device") as error:
+        with pytest.raises(UserError, match=r"cannot write the LoRA file .*No space left on device") as error:
             go(run)
     assert "\n" not in str(error.value)
     state = runs.read_state(run)
@@ -641,7 +629,7 @@ def test_a_training_reward_that_always_fails_ends_the_run(small, monkeypatch):
 
     run = small(iterations=50)
     monkeypatch.setattr(Brightness, "score", broken)
-    with pytest.raises(UserError, match="reward 'brightness' failed 3 times in a row.*server is down") as error:
+    with pytest.raises(UserError, match=r"reward 'brightness' failed 3 times in a row.*server is down") as error:
         go(run)
     assert "\n" not in str(error.value)
     state = runs.read_state(run)

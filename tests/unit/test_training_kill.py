@@ -167,11 +167,11 @@ def test_sigkill_and_resume(tiny_sd3, tmp_path, capsys):
     assert not [p.name for p in run.checkpoints.iterdir() if p.name.startswith(".")]
 
 
-# The update of an iteration takes seconds and looks for no request.
+# A short rollout, then an update that takes seconds and looks for no request.
 BUSY = {
     "iterations": 2,
-    "rollout": {"group_size": 64, "batch_size": 128},
-    "surrogate": {"batch_size": 1},
+    "rollout": {"group_size": 8},
+    "surrogate": {"pairs": 16, "stratified": False, "batch_size": 1},
     "evaluation": {"every": 0},
     "checkpoint": {"every": 100},
 }
@@ -193,7 +193,7 @@ def busy(tiny_sd3, tmp_path):
 def test_ctrl_c_saves_and_says_how_to_go_on(busy):
     run, process = busy
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=120)
     assert process.returncode == 0 and "Traceback" not in err
     assert "stopped after iteration 1 of 2, saved" in out and f'resume "{run.path}"' in out
     assert runs.read_state(run).status == runs.STOPPED and list(saved(run)) == [1]
@@ -205,7 +205,7 @@ def test_a_second_ctrl_c_ends_at_once(busy):
     time.sleep(0.3)
     assert process.poll() is None  # it would finish the update first
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=120)
     assert process.returncode == 130 and "Traceback" not in err and "interrupted" in err
     assert f'resume "{run.path}"' in out
     assert iterations_done(run) == 0 and runs.read_state(run).status == runs.FAILED

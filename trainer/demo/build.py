@@ -3,8 +3,8 @@
     python trainer/demo/build.py --output /tmp/demo-model
     python trainer/demo/build.py --output /tmp/demo-model --work /tmp/demo-work     (keeps stages, a rerun skips them)
 
-Stages: a BPE tokenizer on captions; an `AutoencoderTiny` on drawn scenes; the scenes as latents; then text encoders and
-`SD3Transformer2DModel` together by rectified flow. The captions are noisy on purpose, as web data is: `--caption-noise` of
+Stages: a BPE tokenizer on captions; an `AutoencoderTiny` on drawn scenes; the scenes as latents; the text encoders on
+captions; then the `SD3Transformer2DModel` by rectified flow. Captions are noisy, as web data is: `--caption-noise` of
 them misdescribe one attribute, and some are empty (for classifier-free guidance). docs/embedded-model.md has the figures.
 """
 
@@ -28,7 +28,7 @@ if __package__ in (None, ""):  # started as a file
     __package__ = "trainer.demo"
 
 from .detect import judge
-from .world import IMAGE_SIZE, caption, corrupt, draw, sample_scene
+from .world import BACKGROUNDS, COLORS, IMAGE_SIZE, RELATIONS, SHAPES, caption, corrupt, draw, sample_scene
 
 LATENT_CHANNELS = 16
 TOKENS = 20
@@ -160,6 +160,37 @@ def train_autoencoder(pictures: torch.Tensor, steps: int, batch: int, seed: int)
     return vae.eval()
 
 
+def harden_decoder(vae, pictures: torch.Tensor, steps: int, batch: int, seed: int):
+    """The decoder alone, on latents with noise of every size up to half their spread: a sampler's latents are never exact.
+
+    The encoder stays, so that latents encoded before stay true.
+    """
+    torch.manual_seed(seed)
+    vae.encoder.requires_grad_(False)
+    optimizer = torch.optim.AdamW(vae.decoder.parameters(), lr=5e-4, weight_decay=0, fused=True)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 5e-4, total_steps=steps, pct_start=0.05)
+    generator = torch.Generator().manual_seed(seed)
+    started = time.time()
+    for step in range(steps):
+        index = torch.randint(len(pictures), (batch,), generator=generator)
+        x = to_signed(pictures[index])
+        with torch.autocast("cpu", torch.bfloat16):
+            with torch.no_grad():
+                z = vae.encode(x).latents
+            size = torch.rand((batch, 1, 1, 1), generator=generator) * 0.5 / SCALING
+            y = vae.decode(z + size * torch.randn(z.shape, generator=generator)).sample
+        y = y.float()
+        loss = F.l1_loss(y, x) + F.mse_loss(y, x)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(vae.decoder.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        if step % 100 == 0 or step == steps - 1:
+            print(f"decoder {step}/{steps} l1 {F.l1_loss(y, x):.4f} {time.time() - started:.0f} s", flush=True)
+    return vae.eval()
+
+
 @torch.no_grad()
 def encode_latents(vae, pictures: torch.Tensor) -> torch.Tensor:
     """Normalised latents float16[N, 16, 8, 8], as the transformer sees them."""
@@ -171,24 +202,85 @@ def encode_latents(vae, pictures: torch.Tensor) -> torch.Tensor:
     return torch.cat(parts)
 
 
-def train_denoiser(parts: dict, scenes: list, latents: torch.Tensor, args, evaluate):
-    """Text encoders and transformer together; rectified flow, z = (1 - t) x + t eps, target eps - x.
+def train_text_encoders(parts: dict, steps: int, batch: int, seed: int) -> None:
+    """Both text encoders, before any picture: the pooled embedding must tell the scene that a caption describes.
 
-    The forward and backward passes run in bfloat16 on a copy of the float32 weights, which on CPUs with the right units is
-    twice as fast, and with plain attention, since the fused kernel's backward pass is slow on short sequences.
+    SD3's encoders come pre-trained as well (there with pictures); here linear heads read colours, shapes, counts, sizes,
+    relation and background off each encoder. Afterwards the encoders are frozen.
+    """
+    torch.manual_seed(seed)
+    rng = random.Random(seed)
+    encoders = torch.nn.ModuleDict({k: parts[k] for k in ("text_encoder", "text_encoder_2")})
+    sizes = [len(values) for _ in range(2) for values in (_COLOR, _SHAPE, _COUNT, _SIZE)] + [len(_RELATION), len(_BACKGROUND)]
+    heads = torch.nn.ModuleDict({k: torch.nn.Linear(m.config.projection_dim, sum(sizes)) for k, m in encoders.items()})
+    parameters = [*encoders.parameters(), *heads.parameters()]
+    optimizer = torch.optim.AdamW(parameters, lr=2e-3, weight_decay=0.01, fused=True)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps, pct_start=0.1)
+    started = time.time()
+    for step in range(steps):
+        chosen = [sample_scene(rng) for _ in range(batch)]
+        targets = torch.tensor([_facts(scene) for scene in chosen])
+        ids = tokenize(parts["tokenizer"], [caption(scene, rng) for scene in chosen])
+        loss, right = 0.0, torch.ones(batch, dtype=torch.bool)
+        with sdpa_kernel(SDPBackend.MATH):
+            for name, encoder in encoders.items():
+                for column, logits in enumerate(heads[name](encoder(ids).text_embeds).split(sizes, dim=1)):
+                    loss = loss + F.cross_entropy(logits, targets[:, column])
+                    if name == "text_encoder":
+                        right &= logits.argmax(1) == targets[:, column]
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        schedule.step()
+        if step % 100 == 0 or step == steps - 1:
+            done = f"{right.float().mean():.3f} of captions understood, {time.time() - started:.0f} s"
+            print(f"text encoders {step}/{steps} loss {float(loss):.3f}, {done}", flush=True)
+    encoders.requires_grad_(False).eval()
+
+
+_COLOR, _SHAPE, _COUNT = (None, *sorted(COLORS)), (None, *SHAPES), (None, 1, 2, 3)
+_SIZE, _RELATION, _BACKGROUND = (None, "small", "large"), (None, *RELATIONS), (None, *sorted(BACKGROUNDS))
+
+
+def _facts(scene) -> list[int]:
+    """The scene as class numbers; the order of its groups only counts where a relation gives it a meaning."""
+    groups = list(scene.groups) if scene.relation else sorted(scene.groups, key=lambda g: (g.color, g.shape))
+    facts = []
+    for group in [*groups, None][:2]:
+        named = (group.color, group.shape, group.count, group.size) if group else (None,) * 4
+        facts += [kinds.index(value) for kinds, value in zip((_COLOR, _SHAPE, _COUNT, _SIZE), named, strict=True)]
+    return [*facts, _RELATION.index(scene.relation), _BACKGROUND.index(scene.background)]
+
+
+def train_denoiser(parts: dict, scenes: list, latents: torch.Tensor, args, evaluate, state_file: Path) -> None:
+    """The transformer alone; rectified flow, z = (1 - t) x + t eps, target eps - x.
+
+    The forward and backward passes run in bfloat16 on a copy of the float32 weights, and with plain attention, since the
+    fused kernel's backward pass is slow on short sequences. Every random number derives from the stretch between two
+    evaluations, whose ends are saved, so an interrupted build ends in the same weights.
     """
     torch.manual_seed(args.seed + 1)
-    modules = torch.nn.ModuleDict({k: parts[k] for k in ("transformer", "text_encoder", "text_encoder_2")})
-    average = copy.deepcopy(modules).requires_grad_(False)
-    working = copy.deepcopy(modules).to(torch.bfloat16).train()
-    masters, copies = list(modules.parameters()), list(working.parameters())
+    transformer = parts["transformer"]
+    masters, start = list(transformer.parameters()), 0
     optimizer = torch.optim.AdamW(masters, lr=args.lr, weight_decay=0.01, betas=(0.9, 0.99), fused=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, args.lr, total_steps=args.steps, pct_start=0.03, final_div_factor=100
     )
-    generator, rng = torch.Generator().manual_seed(args.seed + 2), random.Random(args.seed + 3)
+    average = copy.deepcopy(transformer).requires_grad_(False)
+    if state_file.is_file():
+        state = torch.load(state_file, weights_only=True)
+        transformer.load_state_dict(state["transformer"])
+        average.load_state_dict(state["average"])
+        optimizer.load_state_dict(state["optimizer"])
+        schedule.load_state_dict(state["schedule"])
+        start = state["step"]
+    working = copy.deepcopy(transformer).to(torch.bfloat16).train()
+    copies = list(working.parameters())
     started, recent = time.time(), 0.0
-    for step in range(args.steps):
+    for step in range(start, args.steps):
+        if step == start or step % args.evaluate_every == 0:
+            generator, rng = torch.Generator().manual_seed(args.seed + step), random.Random(args.seed + step)
         zeros = T5_TOKENS if rng.random() < T5_SHARE else 0
         batch = args.batch // 4 if zeros else args.batch
         index = torch.randint(len(latents), (batch,), generator=generator)
@@ -199,12 +291,12 @@ def train_denoiser(parts: dict, scenes: list, latents: torch.Tensor, args, evalu
         eps = torch.randn(x.shape, generator=generator)
         z = (1 - t[:, None, None, None]) * x + t[:, None, None, None] * eps
         with sdpa_kernel(SDPBackend.MATH):
-            context, pooled = encode_texts(working, parts["tokenizer"], texts)
-            v = working["transformer"](
+            context, pooled = encode_texts(parts, texts)
+            v = working(
                 hidden_states=z.bfloat16(),
                 timestep=t * 1000,
-                encoder_hidden_states=F.pad(context, (0, 0, 0, zeros)),
-                pooled_projections=pooled,
+                encoder_hidden_states=F.pad(context, (0, 0, 0, zeros)).bfloat16(),
+                pooled_projections=pooled.bfloat16(),
             ).sample
             loss = F.mse_loss(v.float(), eps - x)
             loss.backward()
@@ -214,16 +306,17 @@ def train_denoiser(parts: dict, scenes: list, latents: torch.Tensor, args, evalu
         torch.nn.utils.clip_grad_norm_(masters, 1.0)
         optimizer.step()
         schedule.step()
-        decay = min(0.999, (step + 1) / (step + 10))
         with torch.no_grad():
             torch._foreach_copy_(copies, masters)
-            torch._foreach_lerp_(list(average.parameters()), masters, 1 - decay)
-        recent += (loss.item() - recent) * max(0.01, 1 / (step + 1))
+            torch._foreach_lerp_(list(average.parameters()), masters, 1 - min(0.999, (step + 1) / (step + 10)))
+        recent += (loss.item() - recent) * max(0.01, 1 / (step - start + 1))
         if step % 200 == 0:
             print(f"denoiser {step}/{args.steps} loss {recent:.4f} {time.time() - started:.0f} s", flush=True)
         if (step + 1) % args.evaluate_every == 0 or step + 1 == args.steps:
             evaluate(average, step + 1)
-    parts.update({k: average[k].eval() for k in modules})
+            state = {"transformer": transformer.state_dict(), "average": average.state_dict(), "step": step + 1}
+            torch.save({**state, "optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()}, state_file)
+    parts["transformer"] = average.eval()
 
 
 def noisy_caption(scene, rng: random.Random, noise: float) -> str:
@@ -232,10 +325,15 @@ def noisy_caption(scene, rng: random.Random, noise: float) -> str:
     return caption(corrupt(scene, rng) if rng.random() < noise else scene, rng)
 
 
-def encode_texts(modules, tokenizer, texts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
+def tokenize(tokenizer, texts: list[str]) -> torch.Tensor:
+    return tokenizer(texts, padding="max_length", max_length=TOKENS, truncation=True, return_tensors="pt").input_ids
+
+
+@torch.no_grad()
+def encode_texts(parts: dict, texts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
     """What `StableDiffusion3Pipeline.encode_prompt` computes without a T5: penultimate states and pooled projections."""
-    ids = tokenizer(texts, padding="max_length", max_length=TOKENS, truncation=True, return_tensors="pt").input_ids
-    outputs = [modules[k](ids, output_hidden_states=True) for k in ("text_encoder", "text_encoder_2")]
+    ids = tokenize(parts["tokenizer"], texts)
+    outputs = [parts[k](ids, output_hidden_states=True) for k in ("text_encoder", "text_encoder_2")]
     context = torch.cat([o.hidden_states[-2] for o in outputs], dim=-1)
     return context, torch.cat([o.text_embeds for o in outputs], dim=-1)
 
@@ -286,14 +384,15 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="folder that keeps the stages of an interrupted build")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--scenes", type=int, default=50000)
+    parser.add_argument("--scenes", type=int, default=30000)
     parser.add_argument("--autoencoder-steps", type=int, default=3000)
     parser.add_argument("--autoencoder-batch", type=int, default=12)
+    parser.add_argument("--text-steps", type=int, default=800)
     parser.add_argument("--steps", type=int, default=10000)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--caption-noise", type=float, default=0.2)
-    parser.add_argument("--evaluate-every", type=int, default=2000)
+    parser.add_argument("--evaluate-every", type=int, default=1000)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     started = time.time()
@@ -331,15 +430,18 @@ def main() -> None:
     rng = random.Random(args.seed + 99)
     held_out = [s for s in (sample_scene(rng) for _ in range(1500)) if s.held_out]
 
-    def evaluate(average, step: int) -> None:
-        score, accuracy = measure({**parts, **{k: average[k] for k in average}}, held_out, seed=1)
-        print(
-            f"step {step}: held-out scene score {score:.3f}, strict accuracy {accuracy:.3f}, {time.time() - started:.0f} s",
-            flush=True,
-        )
-        save({**parts, **{k: average[k] for k in average}}, work / f"step-{step}")
+    train_text_encoders(parts, args.text_steps, 128, args.seed + 4)
 
-    train_denoiser(parts, scenes, latents, args, evaluate)
+    def evaluate(average, step: int) -> None:
+        parts_now = {**parts, "transformer": average}
+        score, accuracy = measure(parts_now, held_out, seed=1)
+        minutes = (time.time() - started) / 60
+        print(
+            f"step {step}: held-out scene score {score:.3f}, strict accuracy {accuracy:.3f}, {minutes:.0f} minutes", flush=True
+        )
+        save(parts_now, work / f"step-{step}")
+
+    train_denoiser(parts, scenes, latents, args, evaluate, work / "denoiser.pt")
     save(parts, args.output)
     size = sum(f.stat().st_size for f in args.output.rglob("*.safetensors"))
     print(f"saved {args.output}: {size / 1e6:.1f} MB of weights, {(time.time() - started) / 60:.0f} minutes", flush=True)

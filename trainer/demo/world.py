@@ -27,7 +27,7 @@ COLORS = {
 BACKGROUNDS = {"white": (250, 250, 250), "gray": (140, 140, 140), "black": (12, 12, 12)}
 RELATIONS = ("left of", "above")
 # Radii in pixels; a size that the caption does not name lies between the two named ones.
-SIZE_RADII = {"small": (6.0, 7.2), None: (8.5, 10.5), "large": (12.5, 14.5)}
+SIZE_RADII = {"small": (6.8, 8.2), None: (10.0, 12.0), "large": (14.0, 16.0)}
 _SUPERSAMPLE = 4
 _GAP = 4.0  # pixels that stay free between two objects, so that a detector can tell them apart
 HELD_OUT_SHARE = 5  # one attribute combination in five is held out

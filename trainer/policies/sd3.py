@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..errors import UserError, one_line
 from ..objective import clean_from_velocity
@@ -19,6 +21,7 @@ from .samplers import TRAIN_TIMESTEPS, flow_scheduler, noise_levels
 
 PIPELINE = "StableDiffusion3Pipeline"
 T5_TOKENS = 256  # the pipeline's default
+PLAIN_TOKENS = 256  # image and text tokens up to which plain attention is taken on a CPU
 DECODE_PIXELS = 4 * 2**20  # pictures decoded at a time hold at most this many pixels
 _ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3")
 _TOKENIZERS = ("tokenizer", "tokenizer_2", "tokenizer_3")
@@ -41,7 +44,7 @@ class SD3Policy:
         `use_t5=False` leaves T5 out even where the folder has one.
         """
         self.title = Path(model).name if Path(model).is_dir() else str(model)
-        self.device, self.dtype = device, dtype
+        self.device, self.dtype, self._checkpointing = device, dtype, gradient_checkpointing
         self._model, self._cache_folder = str(model), cache or default_folder()
         index = _model_index(self._model, () if use_t5 else (_ENCODERS[2], _TOKENIZERS[2]))
         self._has_t5 = use_t5 and index.get("text_encoder_3", [None])[0] is not None
@@ -166,14 +169,25 @@ class SD3Policy:
 
     def predict_clean(self, z_t: torch.Tensor, t: torch.Tensor, conditioning: Conditioning) -> torch.Tensor:
         rows = conditioning.gather(self.device, self.dtype)
-        v = self.denoiser(
-            hidden_states=z_t.to(self.dtype),
-            timestep=t.float() * TRAIN_TIMESTEPS,
-            encoder_hidden_states=rows["context"],
-            pooled_projections=rows["pooled"],
-            return_dict=False,
-        )[0]
+        with self._attention(z_t, rows["context"]):
+            v = self.denoiser(
+                hidden_states=z_t.to(self.dtype),
+                timestep=t.float() * TRAIN_TIMESTEPS,
+                encoder_hidden_states=rows["context"],
+                pooled_projections=rows["pooled"],
+                return_dict=False,
+            )[0]
         return clean_from_velocity(z_t.float(), v.float(), t.float())
+
+    def _attention(self, z_t: torch.Tensor, context: torch.Tensor):
+        """Plain attention for short sequences on a CPU, where the fused kernel's backward pass is the slower one.
+
+        Not with checkpointing: the recomputation would run outside and save other tensors.
+        """
+        tokens = z_t.shape[-1] * z_t.shape[-2] // self._pipe.patch_size**2 + context.shape[1]
+        if self.device.type != "cpu" or tokens > PLAIN_TOKENS or self._checkpointing:
+            return nullcontext()
+        return sdpa_kernel(SDPBackend.MATH)
 
     @torch.no_grad()
     def decode(self, latents: torch.Tensor) -> torch.Tensor:

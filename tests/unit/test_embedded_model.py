@@ -1,0 +1,85 @@
+"""The embedded model as it lies in the repository: what it is, what it can, and that it learns."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+import torch
+
+from trainer import cli
+from trainer.demo import MODEL_DIR, build
+from trainer.demo.world import sample_scene
+
+MEGABYTE = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def pipe():
+    from diffusers import StableDiffusion3Pipeline
+
+    return StableDiffusion3Pipeline.from_pretrained(MODEL_DIR)
+
+
+def test_the_weights_are_small_safetensors():
+    files = [f for f in MODEL_DIR.rglob("*") if f.is_file()]
+    weights = [f for f in files if f.suffix == ".safetensors"]
+    assert sum(f.stat().st_size for f in weights) <= 15 * MEGABYTE
+    others = [f for f in files if f.suffix not in (".safetensors", ".json")]
+    assert not others, "nothing but safetensors and JSON"
+
+
+def test_plain_from_pretrained_loads_a_float32_sd3_that_comfyui_would_recognise(pipe):
+    config = pipe.transformer.config
+    assert type(pipe.transformer).__name__ == "SD3Transformer2DModel"
+    assert (config.in_channels, config.patch_size, config.attention_head_dim) == (16, 2, 64)
+    assert config.num_attention_heads == config.num_layers, "the hidden size is 64 x depth"
+    assert type(pipe.vae).__name__ == "AutoencoderTiny" and pipe.vae.config.latent_channels == 16
+    for name in ("transformer", "vae", "text_encoder", "text_encoder_2", "text_encoder_3"):
+        assert getattr(pipe, name).dtype == torch.float32, name
+
+
+def test_a_plain_call_makes_a_picture_of_its_world(pipe):
+    pipe.set_progress_bar_config(disable=True)
+    generator = torch.Generator().manual_seed(0)
+    image = pipe("a red circle on a white background", num_inference_steps=10, guidance_scale=1.0, generator=generator).images[
+        0
+    ]
+    assert image.size == (64, 64)
+    border = torch.tensor([image.getpixel((x, 0)) for x in range(64)]).float()
+    assert border.mean() > 200, "the background that was asked for"
+
+
+def test_the_third_text_encoder_says_nothing(pipe):
+    ids = pipe.tokenizer_3(["a red circle"], return_tensors="pt").input_ids
+    assert not pipe.text_encoder_3(ids)[0].any()
+
+
+@pytest.mark.slow
+def test_the_base_is_fair_but_far_from_perfect(pipe):
+    """Held-out strict accuracy about 0.3 to 0.5, so that there is something to win; bounds with room for sampling noise."""
+    parts = {name: getattr(pipe, name) for name in ("transformer", "vae", "text_encoder", "text_encoder_2", "tokenizer")}
+    parts |= {"text_encoder_3": pipe.text_encoder_3, "tokenizer_3": pipe.tokenizer_3}
+    rng = random.Random(5)
+    held_out = [s for s in (sample_scene(rng) for _ in range(1000)) if s.held_out]
+    score, accuracy = build.measure(parts, held_out, seed=2, samples=192)
+    assert 0.25 <= accuracy <= 0.55
+    assert score > accuracy
+
+
+@pytest.mark.slow
+def test_the_demo_learns(tmp_path, capsys):
+    """A shortened demo through the command line; the full one is measured by benchmarks/demo_seeds.py."""
+    code = cli.main(["demo", "--output", str(tmp_path / "läufe mit raum"), "--seed", "3", "--iterations", "12"])
+    assert code == 0
+    (run,) = (tmp_path / "läufe mit raum").iterdir()
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["iterations"] == 12 and summary["seed"] == 3
+    assert summary["eval_reward_after"] - summary["eval_reward_before"] > 0.1
+    assert summary["eval_accuracy_after"] > summary["eval_accuracy_before"]
+    printed = capsys.readouterr().out
+    for part in (summary["lora_path"], "curve.png", "before-after.png"):
+        assert part in printed
+    for name in ("curve.png", "before-after.png"):
+        assert (run / name).stat().st_size > 5000
