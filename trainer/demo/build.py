@@ -273,8 +273,9 @@ def train_denoiser(parts: dict, scenes: list, latents: torch.Tensor, args, evalu
         transformer.load_state_dict(state["transformer"])
         average.load_state_dict(state["average"])
         optimizer.load_state_dict(state["optimizer"])
-        schedule.load_state_dict(state["schedule"])
         start = state["step"]
+        for _ in range(start):
+            schedule.step()
     working = copy.deepcopy(transformer).to(torch.bfloat16).train()
     copies = list(working.parameters())
     started, recent = time.time(), 0.0
@@ -315,7 +316,7 @@ def train_denoiser(parts: dict, scenes: list, latents: torch.Tensor, args, evalu
         if (step + 1) % args.evaluate_every == 0 or step + 1 == args.steps:
             evaluate(average, step + 1)
             state = {"transformer": transformer.state_dict(), "average": average.state_dict(), "step": step + 1}
-            torch.save({**state, "optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()}, state_file)
+            torch.save({**state, "optimizer": optimizer.state_dict()}, state_file)
     parts["transformer"] = average.eval()
 
 
@@ -387,8 +388,9 @@ def main() -> None:
     parser.add_argument("--scenes", type=int, default=30000)
     parser.add_argument("--autoencoder-steps", type=int, default=3000)
     parser.add_argument("--autoencoder-batch", type=int, default=12)
+    parser.add_argument("--decoder-steps", type=int, default=1500)
     parser.add_argument("--text-steps", type=int, default=800)
-    parser.add_argument("--steps", type=int, default=10000)
+    parser.add_argument("--steps", type=int, default=14000)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--caption-noise", type=float, default=0.2)
@@ -404,6 +406,10 @@ def main() -> None:
     print(f"{len(scenes)} scenes, {len(tokenizer)} tokens, {time.time() - started:.0f} s", flush=True)
     vae = _stage(work / "vae", lambda: train_autoencoder(pictures, args.autoencoder_steps, args.autoencoder_batch, args.seed))
     latents = _latents_stage(work / "latents.safetensors", lambda: encode_latents(vae, pictures))
+    vae = _stage(
+        work / "vae-hard",
+        lambda: harden_decoder(vae, pictures[:8000], args.decoder_steps, args.autoencoder_batch, args.seed + 5),
+    )
     checked = range(500)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         again = vae.decode(vae.encode(to_signed(pictures[: len(checked)])).latents).sample.float()
@@ -430,7 +436,7 @@ def main() -> None:
     rng = random.Random(args.seed + 99)
     held_out = [s for s in (sample_scene(rng) for _ in range(1500)) if s.held_out]
 
-    train_text_encoders(parts, args.text_steps, 128, args.seed + 4)
+    _text_stage(work, parts, lambda: train_text_encoders(parts, args.text_steps, 128, args.seed + 4))
 
     def evaluate(average, step: int) -> None:
         parts_now = {**parts, "transformer": average}
@@ -455,6 +461,19 @@ def save(parts: dict, output: Path) -> None:
     for name in ("text_encoder", "text_encoder_2", "text_encoder_3"):
         file = output / name / "config.json"
         file.write_text(json.dumps({**json.loads(file.read_text()), "dtype": "float32"}, indent=2) + "\n")
+
+
+def _text_stage(work: Path, parts: dict, train) -> None:
+    from transformers import CLIPTextModelWithProjection
+
+    names = ("text_encoder", "text_encoder_2")
+    if not (work / names[-1]).is_dir():
+        train()
+        for name in names:
+            parts[name].save_pretrained(work / name)
+    for name in names:
+        encoder = CLIPTextModelWithProjection.from_pretrained(work / name, dtype=torch.float32)
+        parts[name] = encoder.requires_grad_(False).eval()
 
 
 def _latents_stage(file: Path, make) -> torch.Tensor:
