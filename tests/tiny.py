@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from trainer.demo import build
+from trainer.demo import parts as demo_parts
 
 
 def make_sd3_folder(folder: Path, seed: int = 0, depth: int = 1) -> Path:
@@ -18,8 +18,8 @@ def make_sd3_folder(folder: Path, seed: int = 0, depth: int = 1) -> Path:
 
     torch.manual_seed(seed)
     width = 64 * depth
-    tokenizer = build.build_tokenizer(seed)
-    tokenizer_3, text_encoder_3 = build.build_placeholder_t5(width)
+    tokenizer = demo_parts.build_tokenizer(seed)
+    tokenizer_3, text_encoder_3 = demo_parts.build_placeholder_t5(width)
     transformer = SD3Transformer2DModel(
         sample_size=8,
         patch_size=2,
@@ -42,17 +42,17 @@ def make_sd3_folder(folder: Path, seed: int = 0, depth: int = 1) -> Path:
         decoder_block_out_channels=(8, 8, 8, 8),
         num_encoder_blocks=(1, 1, 1, 1),
         num_decoder_blocks=(1, 1, 1, 1),
-        scaling_factor=build.SCALING,
-        shift_factor=build.SHIFT,
+        scaling_factor=demo_parts.SCALING,
+        shift_factor=demo_parts.SHIFT,
     )
     parts = {
         "tokenizer": tokenizer,
         "tokenizer_3": tokenizer_3,
         "vae": vae.eval(),
         "transformer": transformer.eval(),
-        "text_encoder": build.build_text_encoder(tokenizer, width // 2, 2).eval(),
-        "text_encoder_2": build.build_text_encoder(tokenizer, width // 2, 2).eval(),
+        "text_encoder": demo_parts.build_text_encoder(tokenizer, width // 2, 2).eval(),
+        "text_encoder_2": demo_parts.build_text_encoder(tokenizer, width // 2, 2).eval(),
         "text_encoder_3": text_encoder_3,
     }
-    build.assemble(parts).save_pretrained(folder)
+    demo_parts.assemble(parts).save_pretrained(folder)
     return folder

@@ -1,0 +1,272 @@
+"""Training the embedded model's parts, one function a stage of `build.py`. CPU only."""
+
+from __future__ import annotations
+
+import copy
+import random
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from .parts import LATENT_CHANNELS, SCALING, SHIFT, T5_TOKENS, TIMESTEP_SHIFT, encode_texts, tokenize
+from .world import BACKGROUNDS, COLORS, RELATIONS, SHAPES, caption, corrupt, sample_scene
+
+T5_SHARE = 0.05
+
+
+def to_signed(pictures: torch.Tensor) -> torch.Tensor:
+    return (pictures.float() / 127.5 - 1).to(memory_format=torch.channels_last)
+
+
+def train_autoencoder(pictures: torch.Tensor, steps: int, batch: int, seed: int):
+    from diffusers import AutoencoderTiny
+
+    torch.manual_seed(seed)
+    vae = AutoencoderTiny(latent_channels=LATENT_CHANNELS, scaling_factor=SCALING, shift_factor=SHIFT)
+    vae = vae.to(memory_format=torch.channels_last)
+    optimizer = torch.optim.AdamW(vae.parameters(), lr=1e-3, weight_decay=0)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, total_steps=steps, pct_start=0.05)
+    generator = torch.Generator().manual_seed(seed)
+    started = time.time()
+    for step in range(steps):
+        index = torch.randint(len(pictures), (batch,), generator=generator)
+        x = to_signed(pictures[index])
+        with torch.autocast("cpu", torch.bfloat16):
+            z = vae.encode(x).latents
+            noisy = z + 0.05 * torch.randn(z.shape, generator=generator)  # the sampler's latents are never exact
+            y = vae.decode(noisy).sample
+        y, z = y.float(), z.float()
+        spread = z.std((0, 2, 3), correction=0)
+        prior = ((z.mean((0, 2, 3)) - SHIFT) ** 2).mean() + ((spread - 1 / SCALING) ** 2).mean()
+        loss = F.l1_loss(y, x) + F.mse_loss(y, x) + 0.1 * prior
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        if step % 100 == 0 or step == steps - 1:
+            print(
+                f"autoencoder {step}/{steps} l1 {F.l1_loss(y, x):.4f} prior {prior:.4f} {time.time() - started:.0f} s",
+                flush=True,
+            )
+    return vae.eval()
+
+
+def harden_decoder(vae, pictures: torch.Tensor, steps: int, batch: int, seed: int):
+    """The decoder alone, on latents with noise of every size up to half their spread: a sampler's latents are never exact.
+
+    The encoder stays, so that latents encoded before stay true.
+    """
+    torch.manual_seed(seed)
+    vae.encoder.requires_grad_(False)
+    optimizer = torch.optim.AdamW(vae.decoder.parameters(), lr=5e-4, weight_decay=0, fused=True)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 5e-4, total_steps=steps, pct_start=0.05)
+    generator = torch.Generator().manual_seed(seed)
+    started = time.time()
+    for step in range(steps):
+        index = torch.randint(len(pictures), (batch,), generator=generator)
+        x = to_signed(pictures[index])
+        with torch.autocast("cpu", torch.bfloat16):
+            with torch.no_grad():
+                z = vae.encode(x).latents
+            size = torch.rand((batch, 1, 1, 1), generator=generator) * 0.5 / SCALING
+            y = vae.decode(z + size * torch.randn(z.shape, generator=generator)).sample
+        y = y.float()
+        loss = F.l1_loss(y, x) + F.mse_loss(y, x)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(vae.decoder.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        if step % 100 == 0 or step == steps - 1:
+            print(f"decoder {step}/{steps} l1 {F.l1_loss(y, x):.4f} {time.time() - started:.0f} s", flush=True)
+    return vae.eval()
+
+
+@torch.no_grad()
+def encode_latents(vae, pictures: torch.Tensor) -> torch.Tensor:
+    """Normalised latents float16[N, 16, 8, 8], as the transformer sees them."""
+    parts = []
+    for chunk in pictures.split(256):
+        with torch.autocast("cpu", torch.bfloat16):
+            z = vae.encode(to_signed(chunk)).latents
+        parts.append(((z.float() - SHIFT) * SCALING).half())
+    return torch.cat(parts)
+
+
+def train_text_encoders(parts: dict, steps: int, batch: int, seed: int) -> None:
+    """Both text encoders, before any picture: the pooled embedding must tell the scene that a caption describes.
+
+    SD3's encoders come pre-trained as well (there with pictures); here linear heads read colours, shapes, counts, sizes,
+    relation and background off each encoder. Afterwards the encoders are frozen.
+    """
+    torch.manual_seed(seed)
+    rng = random.Random(seed)
+    encoders = torch.nn.ModuleDict({k: parts[k] for k in ("text_encoder", "text_encoder_2")})
+    sizes = [len(values) for _ in range(2) for values in (_COLOR, _SHAPE, _COUNT, _SIZE)] + [len(_RELATION), len(_BACKGROUND)]
+    heads = torch.nn.ModuleDict({k: torch.nn.Linear(m.config.projection_dim, sum(sizes)) for k, m in encoders.items()})
+    parameters = [*encoders.parameters(), *heads.parameters()]
+    optimizer = torch.optim.AdamW(parameters, lr=2e-3, weight_decay=0.01, fused=True)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps, pct_start=0.1)
+    started = time.time()
+    for step in range(steps):
+        chosen = [sample_scene(rng) for _ in range(batch)]
+        targets = torch.tensor([_facts(scene) for scene in chosen])
+        ids = tokenize(parts["tokenizer"], [caption(scene, rng) for scene in chosen])
+        loss, right = 0.0, torch.ones(batch, dtype=torch.bool)
+        with sdpa_kernel(SDPBackend.MATH):
+            for name, encoder in encoders.items():
+                for column, logits in enumerate(heads[name](encoder(ids).text_embeds).split(sizes, dim=1)):
+                    loss = loss + F.cross_entropy(logits, targets[:, column])
+                    if name == "text_encoder":
+                        right &= logits.argmax(1) == targets[:, column]
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        schedule.step()
+        if step % 100 == 0 or step == steps - 1:
+            done = f"{right.float().mean():.3f} of captions understood, {time.time() - started:.0f} s"
+            print(f"text encoders {step}/{steps} loss {float(loss):.3f}, {done}", flush=True)
+    encoders.requires_grad_(False).eval()
+
+
+_COLOR, _SHAPE, _COUNT = (None, *sorted(COLORS)), (None, *SHAPES), (None, 1, 2, 3)
+_SIZE, _RELATION, _BACKGROUND = (None, "small", "large"), (None, *RELATIONS), (None, *sorted(BACKGROUNDS))
+
+
+def _facts(scene) -> list[int]:
+    """The scene as class numbers; the order of its groups only counts where a relation gives it a meaning."""
+    groups = list(scene.groups) if scene.relation else sorted(scene.groups, key=lambda g: (g.color, g.shape))
+    facts = []
+    for group in [*groups, None][:2]:
+        named = (group.color, group.shape, group.count, group.size) if group else (None,) * 4
+        facts += [kinds.index(value) for kinds, value in zip((_COLOR, _SHAPE, _COUNT, _SIZE), named, strict=True)]
+    return [*facts, _RELATION.index(scene.relation), _BACKGROUND.index(scene.background)]
+
+
+def train_denoiser(parts: dict, scenes: list, latents: torch.Tensor, args, evaluate, state_file: Path) -> None:
+    """The transformer alone; rectified flow, z = (1 - t) x + t eps, target eps - x.
+
+    The forward and backward passes run in bfloat16 on a copy of the float32 weights, and with plain attention, since the
+    fused kernel's backward pass is slow on short sequences. Every random number derives from the stretch between two
+    evaluations, whose ends are saved, so an interrupted build ends in the same weights.
+    """
+    torch.manual_seed(args.seed + 1)
+    transformer = parts["transformer"]
+    masters, start = list(transformer.parameters()), 0
+    optimizer = torch.optim.AdamW(masters, lr=args.lr, weight_decay=0.01, betas=(0.9, 0.99), fused=True)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, args.lr, total_steps=args.steps, pct_start=0.03, final_div_factor=100
+    )
+    average = copy.deepcopy(transformer).requires_grad_(False)
+    if state_file.is_file():
+        state = torch.load(state_file, weights_only=True)
+        transformer.load_state_dict(state["transformer"])
+        average.load_state_dict(state["average"])
+        optimizer.load_state_dict(state["optimizer"])
+        start = state["step"]
+        for _ in range(start):
+            schedule.step()
+    working = copy.deepcopy(transformer).to(torch.bfloat16).train()
+    copies = list(working.parameters())
+    started, recent = time.time(), 0.0
+    for step in range(start, args.steps):
+        if step == start or step % args.evaluate_every == 0:
+            generator, rng = torch.Generator().manual_seed(args.seed + step), random.Random(args.seed + step)
+        zeros = T5_TOKENS if rng.random() < T5_SHARE else 0
+        batch = args.batch // 4 if zeros else args.batch
+        index = torch.randint(len(latents), (batch,), generator=generator)
+        texts = [noisy_caption(scenes[i], rng, args.caption_noise) for i in index.tolist()]
+        x = latents[index].float()
+        u = torch.rand(batch, generator=generator)
+        t = TIMESTEP_SHIFT * u / (1 + (TIMESTEP_SHIFT - 1) * u)
+        eps = torch.randn(x.shape, generator=generator)
+        z = (1 - t[:, None, None, None]) * x + t[:, None, None, None] * eps
+        with sdpa_kernel(SDPBackend.MATH):
+            context, pooled = encode_texts(parts, texts)
+            v = working(
+                hidden_states=z.bfloat16(),
+                timestep=t * 1000,
+                encoder_hidden_states=F.pad(context, (0, 0, 0, zeros)).bfloat16(),
+                pooled_projections=pooled.bfloat16(),
+            ).sample
+            loss = F.mse_loss(v.float(), eps - x)
+            loss.backward()
+        for master, half in zip(masters, copies, strict=True):
+            master.grad = None if half.grad is None else half.grad.float()
+            half.grad = None
+        torch.nn.utils.clip_grad_norm_(masters, 1.0)
+        optimizer.step()
+        schedule.step()
+        with torch.no_grad():
+            torch._foreach_copy_(copies, masters)
+            torch._foreach_lerp_(list(average.parameters()), masters, 1 - min(0.999, (step + 1) / (step + 10)))
+        recent += (loss.item() - recent) * max(0.01, 1 / (step - start + 1))
+        if step % 200 == 0:
+            print(f"denoiser {step}/{args.steps} loss {recent:.4f} {time.time() - started:.0f} s", flush=True)
+        if (step + 1) % args.evaluate_every == 0 or step + 1 == args.steps:
+            evaluate(average, step + 1)
+            state = {"transformer": transformer.state_dict(), "average": average.state_dict(), "step": step + 1}
+            torch.save({**state, "optimizer": optimizer.state_dict()}, state_file)
+    parts["transformer"] = average.eval()
+
+
+def distill_guidance(parts: dict, scenes: list, latents: torch.Tensor, args, evaluate) -> None:
+    """Teach the transformer to answer at once what it would answer under classifier-free guidance, as FLUX.1-dev was taught.
+
+    Target: v(empty) + scale * (v(caption) - v(empty)) of the frozen model (arXiv 2210.03142, section 3.1, with one scale). So
+    the base needs no guidance, which would double what sampling costs.
+    """
+    torch.manual_seed(args.seed + 6)
+    student, teacher = parts["transformer"], copy.deepcopy(parts["transformer"]).to(torch.bfloat16).eval()
+    student.requires_grad_(True)
+    masters = list(student.parameters())
+    working = copy.deepcopy(student).to(torch.bfloat16)
+    copies = list(working.parameters())
+    optimizer = torch.optim.AdamW(masters, lr=args.distill_lr, weight_decay=0.0, betas=(0.9, 0.99), fused=True)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, args.distill_lr, total_steps=args.distill_steps, pct_start=0.05)
+    generator, rng = torch.Generator().manual_seed(args.seed + 7), random.Random(args.seed + 7)
+    started, recent = time.time(), 0.0
+    for step in range(args.distill_steps):
+        zeros = T5_TOKENS if rng.random() < T5_SHARE else 0
+        batch = args.batch // 4 if zeros else args.batch
+        index = torch.randint(len(latents), (batch,), generator=generator)
+        u = torch.rand(batch, generator=generator)
+        t = TIMESTEP_SHIFT * u / (1 + (TIMESTEP_SHIFT - 1) * u)
+        x = latents[index].float()
+        z = (1 - t[:, None, None, None]) * x + t[:, None, None, None] * torch.randn(x.shape, generator=generator)
+        texts = [noisy_caption(scenes[i], rng, args.caption_noise) for i in index.tolist()]
+        context, pooled = encode_texts(parts, [*texts, *[""] * batch])
+        context = F.pad(context, (0, 0, 0, zeros)).bfloat16()
+        inputs = {"hidden_states": z.bfloat16(), "timestep": t * 1000}
+        with sdpa_kernel(SDPBackend.MATH):
+            with torch.no_grad():
+                twice = {k: torch.cat([v, v]) for k, v in inputs.items()}
+                both = teacher(**twice, encoder_hidden_states=context, pooled_projections=pooled.bfloat16()).sample.float()
+            given, empty = both.chunk(2)
+            target = empty + args.guidance * (given - empty)
+            v = working(**inputs, encoder_hidden_states=context[:batch], pooled_projections=pooled[:batch].bfloat16()).sample
+            loss = F.mse_loss(v.float(), target)
+            loss.backward()
+        for master, half in zip(masters, copies, strict=True):
+            master.grad = None if half.grad is None else half.grad.float()
+            half.grad = None
+        torch.nn.utils.clip_grad_norm_(masters, 1.0)
+        optimizer.step()
+        schedule.step()
+        with torch.no_grad():
+            torch._foreach_copy_(copies, masters)
+        recent += (loss.item() - recent) * max(0.02, 1 / (step + 1))
+        if step % 100 == 0 or step + 1 == args.distill_steps:
+            print(f"guidance {step}/{args.distill_steps} loss {recent:.4f} {time.time() - started:.0f} s", flush=True)
+    evaluate(student.requires_grad_(False).eval(), args.steps + args.distill_steps)
+
+
+def noisy_caption(scene, rng: random.Random, noise: float) -> str:
+    if rng.random() < 0.1:
+        return ""
+    return caption(corrupt(scene, rng) if rng.random() < noise else scene, rng)
