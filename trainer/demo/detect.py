@@ -55,26 +55,51 @@ def detect(picture: np.ndarray) -> tuple[list[Detection], str]:
     distance = ((pixels[:, :, None, :] - _PALETTE) ** 2).sum(-1)
     nearest = distance.argmin(-1)
     border = np.concatenate([nearest[:2].ravel(), nearest[-2:].ravel(), nearest[:, :2].ravel(), nearest[:, -2:].ravel()])
-    counts = np.bincount(border, minlength=len(_NAMES))[len(COLORS) :]
-    background = _NAMES[len(COLORS) + int(counts.argmax())]
+    background = len(COLORS) + int(np.bincount(border, minlength=len(_NAMES))[len(COLORS) :].argmax())
+    # Soft edges blend into the picture's own background, never into the other two, which a blend may happen to resemble.
+    tint = distance[:, :, : len(COLORS)].argmin(-1)
+    foreground = distance[:, :, : len(COLORS)].min(-1) < distance[:, :, background]
     found = []
-    for index, color in enumerate(COLORS):
-        mask = nearest == index
-        if mask.sum() < MIN_AREA:
-            continue
-        # Opening removes the thin rims where an edge blends into another palette colour.
-        mask = ndimage.binary_opening(mask, structure=np.ones((2, 2)))
-        labels, n = ndimage.label(mask)
-        areas = np.bincount(labels.ravel(), minlength=n + 1)
-        for part, box in enumerate(ndimage.find_objects(labels, n), start=1):
-            if areas[part] < MIN_AREA:
-                continue
-            body = labels[box] == part
-            height, width = body.shape
-            y = (box[0].start + box[0].stop - 1) / 2
-            x = (box[1].start + box[1].stop - 1) / 2
-            found.append(Detection(color, _shape_of(body), x, y, max(height, width) / 2))
-    return found, background
+    for body, box in _parts(ndimage.binary_opening(foreground, structure=np.ones((2, 2)))):
+        found += _objects(body, tint[box], box)
+    return found, _NAMES[background]
+
+
+def _parts(mask: np.ndarray) -> list[tuple[np.ndarray, tuple[slice, slice]]]:
+    """The connected parts of a mask that are large enough: (mask inside its box, box)."""
+    if mask.sum() < MIN_AREA:
+        return []
+    labels, n = ndimage.label(mask)
+    areas = np.bincount(labels.ravel(), minlength=n + 1)
+    boxes = ndimage.find_objects(labels, n)
+    return [(labels[box] == k, box) for k, box in enumerate(boxes, start=1) if areas[k] >= MIN_AREA]
+
+
+def _objects(body: np.ndarray, tint: np.ndarray, box: tuple[slice, slice]) -> list[Detection]:
+    """One object, or several of different colours that touch. A rim in a blended colour is too thin to be one."""
+    solid = {}
+    for index in np.unique(tint[body]):
+        core = ndimage.binary_opening(body & (tint == index), structure=np.ones((3, 3)))
+        if core.sum() >= MIN_AREA:
+            solid[int(index)] = core
+    if not solid:  # thin, but an object if it has a colour at all
+        counts = np.bincount(tint[body])
+        return [_detection(int(counts.argmax()), body, box)] if counts.max() > body.sum() / 2 else []
+    if len(solid) == 1:
+        return [_detection(next(iter(solid)), body, box)]
+    found = []
+    for index, core in solid.items():
+        for part, inner in _parts(core):
+            shifted = tuple(slice(a.start + b.start, a.start + b.stop) for a, b in zip(box, inner, strict=True))
+            found.append(_detection(index, part, shifted))
+    return found
+
+
+def _detection(index: int, body: np.ndarray, box: tuple[slice, slice]) -> Detection:
+    height, width = body.shape
+    y = (box[0].start + box[0].stop - 1) / 2
+    x = (box[1].start + box[1].stop - 1) / 2
+    return Detection(tuple(COLORS)[index], _shape_of(body), x, y, max(height, width) / 2)
 
 
 def judge(picture: np.ndarray, spec: dict) -> Verdict:
