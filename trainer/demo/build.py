@@ -25,7 +25,16 @@ if __package__ in (None, ""):  # started as a file
     __package__ = "trainer.demo"
 
 from .detect import judge
-from .parts import CLIP_WIDTHS, build_placeholder_t5, build_text_encoder, build_tokenizer, build_transformer, measure, save
+from .parts import (
+    CLIP_WIDTHS,
+    build_placeholder_t5,
+    build_text_encoder,
+    build_tokenizer,
+    build_transformer,
+    load_parts,
+    measure,
+    save,
+)
 from .pretrain import (
     distill_guidance,
     encode_latents,
@@ -51,7 +60,8 @@ def draw_scenes(count: int, seed: int) -> tuple[list, torch.Tensor]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, required=True, help="folder for the diffusers pipeline")
+    parser.add_argument("--output", type=Path, help="folder for the diffusers pipeline")
+    parser.add_argument("--measure", type=Path, metavar="FOLDER", help="build nothing, measure the pipeline in this folder")
     parser.add_argument("--work", type=Path, help="folder that keeps the stages of an interrupted build")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
@@ -70,6 +80,14 @@ def main() -> None:
     parser.add_argument("--evaluate-every", type=int, default=1000)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
+    rng = random.Random(args.seed + 99)
+    held_out = [s for s in (sample_scene(rng) for _ in range(1500)) if s.held_out]
+    if args.measure:
+        score, accuracy = measure(load_parts(args.measure), held_out, seed=1)
+        print(f"held-out scene score {score:.3f}, strict accuracy {accuracy:.3f}")
+        return
+    if args.output is None:
+        parser.error("--output is needed to build")
     started = time.time()
     work = args.work or args.output.with_name(args.output.name + "-work")
     work.mkdir(parents=True, exist_ok=True)
@@ -106,9 +124,6 @@ def main() -> None:
         "text_encoder_2": build_text_encoder(tokenizer, CLIP_WIDTHS[1], 2),
         "text_encoder_3": text_encoder_3,
     }
-    rng = random.Random(args.seed + 99)
-    held_out = [s for s in (sample_scene(rng) for _ in range(1500)) if s.held_out]
-
     _text_stage(work, parts, lambda: train_text_encoders(parts, args.text_steps, 128, args.seed + 4))
 
     def evaluate(average, step: int) -> None:

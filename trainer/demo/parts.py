@@ -130,6 +130,14 @@ def save(parts: dict, output: Path) -> None:
         file.write_text(json.dumps({**json.loads(file.read_text()), "dtype": "float32"}, indent=2) + "\n")
 
 
+def load_parts(folder: Path) -> dict:
+    """The parts of a saved pipeline, in float32."""
+    from diffusers import StableDiffusion3Pipeline
+
+    pipe = StableDiffusion3Pipeline.from_pretrained(folder)
+    return {name: part for name, part in pipe.components.items() if part is not None and name != "scheduler"}
+
+
 def measure(parts: dict, scenes: list, seed: int, steps: int = 12, samples: int = 384) -> tuple[float, float]:
     """Mean `scene` score and strict accuracy of the model on held-out scenes."""
     rng = random.Random(seed)
