@@ -13,7 +13,7 @@ from .evaluation import Evaluation
 from .lora import export_lora, linear_shapes
 from .report import save_before_after, save_curve
 from .runs import RunDir
-from .samples import load_evaluation
+from .samples import load_evaluation, null_for_nan
 
 if TYPE_CHECKING:
     from .setup import Bench
@@ -113,10 +113,4 @@ def _summary(
         "before": base,
         "after": after,
     }
-    return {k: _finite(v) for k, v in summary.items()}
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
-    return None if isinstance(value, float) and value != value else value
+    return {k: null_for_nan(v) for k, v in summary.items()}

@@ -42,7 +42,7 @@ def save_evaluation(run: RunDir, iteration: int, result: Evaluation) -> dict[str
         "scores": {name: [None if v != v else v for v in values.tolist()] for name, values in result.scores.items()},
         "means": result.means,
     }
-    write_json(folder / INDEX, {k: _finite(v) for k, v in index.items()})
+    write_json(folder / INDEX, {k: null_for_nan(v) for k, v in index.items()})
     return {"grid": f"samples/{folder.name}/grid.png", "index": f"samples/{folder.name}/{INDEX}", "pictures": len(files)}
 
 
@@ -82,7 +82,8 @@ def _note(scores: dict[str, torch.Tensor], i: int) -> str:
     return "not scored" if value != value else f"{value:.2f}"
 
 
-def _finite(value: Any) -> Any:
+def null_for_nan(value: Any) -> Any:
+    """The value with null for NaN, which JSON has no word for, also inside mappings."""
     if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
+        return {k: null_for_nan(v) for k, v in value.items()}
     return None if isinstance(value, float) and value != value else value

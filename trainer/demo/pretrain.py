@@ -196,14 +196,8 @@ def train_denoiser(parts: dict, scenes: list, latents: torch.Tensor, args, evalu
             ).sample
             loss = F.mse_loss(v.float(), eps - x)
             loss.backward()
-        for master, half in zip(masters, copies, strict=True):
-            master.grad = None if half.grad is None else half.grad.float()
-            half.grad = None
-        torch.nn.utils.clip_grad_norm_(masters, 1.0)
-        optimizer.step()
-        schedule.step()
+        _step_masters(masters, copies, optimizer, schedule)
         with torch.no_grad():
-            torch._foreach_copy_(copies, masters)
             torch._foreach_lerp_(list(average.parameters()), masters, 1 - min(0.999, (step + 1) / (step + 10)))
         recent += (loss.item() - recent) * max(0.01, 1 / (step - start + 1))
         if step % 200 == 0:
@@ -252,18 +246,23 @@ def distill_guidance(parts: dict, scenes: list, latents: torch.Tensor, args, eva
             v = working(**inputs, encoder_hidden_states=context[:batch], pooled_projections=pooled[:batch].bfloat16()).sample
             loss = F.mse_loss(v.float(), target)
             loss.backward()
-        for master, half in zip(masters, copies, strict=True):
-            master.grad = None if half.grad is None else half.grad.float()
-            half.grad = None
-        torch.nn.utils.clip_grad_norm_(masters, 1.0)
-        optimizer.step()
-        schedule.step()
-        with torch.no_grad():
-            torch._foreach_copy_(copies, masters)
+        _step_masters(masters, copies, optimizer, schedule)
         recent += (loss.item() - recent) * max(0.02, 1 / (step + 1))
         if step % 100 == 0 or step + 1 == args.distill_steps:
             print(f"guidance {step}/{args.distill_steps} loss {recent:.4f} {time.time() - started:.0f} s", flush=True)
     evaluate(student.requires_grad_(False).eval(), args.steps + args.distill_steps)
+
+
+def _step_masters(masters: list, copies: list, optimizer, schedule) -> None:
+    """One step of the float32 weights with the gradients of their half-precision copies, which then follow."""
+    for master, half in zip(masters, copies, strict=True):
+        master.grad = None if half.grad is None else half.grad.float()
+        half.grad = None
+    torch.nn.utils.clip_grad_norm_(masters, 1.0)
+    optimizer.step()
+    schedule.step()
+    with torch.no_grad():
+        torch._foreach_copy_(copies, masters)
 
 
 def noisy_caption(scene, rng: random.Random, noise: float) -> str:
