@@ -15,7 +15,7 @@ import pytest
 @pytest.fixture(scope="session")
 def tiny_sd3(tmp_path_factory):
     """A folder with a tiny random SD3 pipeline."""
-    from .tiny import make_sd3_folder
+    from tests.tiny import make_sd3_folder
 
     return make_sd3_folder(tmp_path_factory.mktemp("model") / "tiny-sd3")
 

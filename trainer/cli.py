@@ -27,14 +27,16 @@ V-GRPO: train a LoRA for an image model with online RL.
   score    score pictures with rewards
   export   write a run's LoRA for ComfyUI, diffusers or kohya tools
   runs     list runs
+  serve    show a folder of runs over HTTP
 """
 
 
 def _environment() -> None:
     """What must be set before torch and its friends are imported; a user's own settings win."""
-    from .device import choose_threads
+    from .device import choose_threads, keep_freed_memory
 
     choose_threads()
+    keep_freed_memory()
     for name, value in {
         "TRANSFORMERS_VERBOSITY": "error",
         "DIFFUSERS_VERBOSITY": "error",
@@ -85,6 +87,11 @@ def build_parser() -> argparse.ArgumentParser:
     resume = add("resume", "go on with a run", "python trainer/cli.py resume runs/demo-20260101-120000-abcd")
     _add_run_argument(resume)
     resume.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps, xpu")
+    resume.add_argument(
+        "--in-line",
+        action="store_true",
+        help="wait while another run that was started so has the device",
+    )
 
     sample = add(
         "sample",
@@ -133,6 +140,19 @@ def build_parser() -> argparse.ArgumentParser:
 
     listing = add("runs", "list runs", "python trainer/cli.py runs runs")
     listing.add_argument("root", nargs="?", type=Path, default=Path("runs"), help="folder that holds runs (default ./runs)")
+
+    serve = add(
+        "serve",
+        "show a folder of runs over HTTP",
+        "python trainer/cli.py serve runs --port 8765\n"
+        "python trainer/cli.py serve runs --control --token SECRET       (pause, resume, stop and delete too)",
+    )
+    serve.add_argument("root", nargs="?", type=Path, default=Path("runs"), help="folder that holds runs (default ./runs)")
+    serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1: this machine only)")
+    serve.add_argument("--port", type=int, default=8765, help="port, 0 = any that is free (default 8765)")
+    serve.add_argument("--control", action="store_true", help="accept requests that change runs, with the token")
+    serve.add_argument("--token", help="the secret that such a request must carry (default: $VGRPO_TOKEN, else one is made up)")
+    serve.add_argument("--device", default="auto", help="where a run is resumed: auto, cpu, cuda, cuda:1, mps, xpu")
     return parser
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.comfyui.comfyui_tree import NoComfyUI, comfyui_tree
-from tests.comfyui.test_lora_keys import missing
+from tests.comfyui.comfyui_tree import NoComfyUI, comfyui_tree, missing
 from trainer.demo import MODEL_DIR
 
 PROBE = Path(__file__).with_name("vae_probe.py")

@@ -17,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.comfyui.comfyui_tree import NoComfyUI, comfyui_tree
+from tests.comfyui.comfyui_tree import NoComfyUI, comfyui_tree, missing
 from tests.lora_models import random_factors, tiny_sd3
 from trainer.lora import LoraFactors, export_lora, linear_shapes
 from trainer.lora.families import get_family
@@ -25,12 +25,6 @@ from trainer.lora.families import get_family
 PROBE = Path(__file__).with_name("lora_probe.py")
 MODELS = {"plain": False, "dual": True}
 STRENGTHS = (1.0, 0.5, -1.0)
-
-
-def missing(reason: str) -> None:
-    if os.environ.get("CI"):
-        pytest.fail(reason)
-    pytest.skip(reason)
 
 
 def trained_modules(model: Any, every: bool) -> list[str]:

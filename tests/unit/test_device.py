@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -72,18 +74,34 @@ def test_a_device_that_cannot_be_taken(machine, has, wanted, words):
     assert str(error.value).startswith("device: ") and all(word in str(error.value) for word in words), error.value
 
 
-def test_threads_are_bounded_and_wait_passively(monkeypatch):
+def test_threads_are_bounded_and_spin_briefly(monkeypatch):
     for cores, threads in ((1, "1"), (2, "2"), (64, "8")):
         monkeypatch.setattr(device, "_usable_cores", lambda: cores)  # noqa: B023
         environment = {}
         choose_threads(environment)
-        assert environment == {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": threads}
+        assert environment == {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "20000", "OMP_NUM_THREADS": threads}
 
 
 def test_the_user_s_own_setting_wins():
-    environment = {"OMP_NUM_THREADS": "3", "OMP_WAIT_POLICY": "ACTIVE"}
+    environment = {"OMP_NUM_THREADS": "3", "OMP_WAIT_POLICY": "ACTIVE", "GOMP_SPINCOUNT": "infinite"}
     choose_threads(environment)
-    assert environment == {"OMP_NUM_THREADS": "3", "OMP_WAIT_POLICY": "ACTIVE"}
+    assert environment == {"OMP_NUM_THREADS": "3", "OMP_WAIT_POLICY": "ACTIVE", "GOMP_SPINCOUNT": "infinite"}
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux") or platform.libc_ver()[0] != "glibc", reason="glibc")
+def test_glibc_takes_the_request_to_keep_memory():
+    done = subprocess.run(
+        [sys.executable, "-c", "from trainer.device import keep_freed_memory; print(keep_freed_memory())"],
+        cwd=Path(__file__).resolve().parents[2],
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.strip() == "True", done.stderr
+
+
+def test_another_system_is_left_alone(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert device.keep_freed_memory() is False
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="Linux")

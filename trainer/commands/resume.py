@@ -1,26 +1,160 @@
-"""`resume`: go on with a run from its newest complete checkpoint."""
+"""`resume`: go on with a run from its newest complete checkpoint; with `--in-line` behind those that came before."""
 
 from __future__ import annotations
 
+import time
+from contextlib import suppress
+
+from .. import runs
 from ..device import choose_device
-from ..errors import UserError
-from ..runs import FINISHED, read_state, require_idle
+from ..errors import UserError, one_line
+from ..requests import RequestDesk
+from ..runs import RunDir, RunState
+from ..runs.device_queue import Place
 from . import train
 from .common import run_of
+
+BEAT_S = 5.0
 
 
 def run(args) -> int:
     run_dir = run_of(args.run)
-    require_idle(run_dir, "resumed")
+    runs.require_idle(run_dir, "resumed", unless_mine=args.in_line)
     # A run that was killed between its summary and its last word is ended properly.
-    if run_dir.summary_file.is_file() and _status(run_dir) == FINISHED:
+    old = _state(run_dir)
+    if run_dir.summary_file.is_file() and old is not None and old.status == runs.FINISHED:
         print(f"the run {run_dir.id} is finished already; its results are in {run_dir.path}")
         return 0
+    if args.in_line:
+        return _InLine(run_dir, args.device, old or RunState()).work()
     return train.work(run_dir, choose_device(args.device))
 
 
-def _status(run_dir) -> str | None:
+def _state(run_dir: RunDir) -> RunState | None:
     try:
-        return read_state(run_dir).status
+        return runs.read_state(run_dir)
     except UserError:  # a damaged state.json is written anew
         return None
+
+
+class _InLine:
+    """A trainer that nobody watches in a terminal: it waits for its device, and says everything in the state and the log."""
+
+    def __init__(self, run_dir: RunDir, device: str, old: RunState) -> None:
+        self.run = run_dir
+        self.device = str(choose_device(device)) if device == "auto" else device
+        launched = old.status == runs.STARTING and old.pid is None
+        if not launched:
+            runs.take_requests(run_dir)  # what the process before this one was asked
+        self.asked_at = old.updated if launched else None
+        self.state = RunState(
+            iteration=old.iteration,
+            iterations=old.iterations,
+            lora=old.lora,
+            device=self.device,
+            name=old.name,
+            started=old.started or time.time(),
+            **runs.own_process(),
+        )
+        self._beaten = 0.0
+        self._said: tuple[str, str] | None = None
+
+    def work(self) -> int:
+        handler = train.log_to(self.run)
+        place: Place | None = None
+        try:
+            desk = RequestDesk(self.run, on_beat=lambda: None)
+            with desk.signals():
+                place = self._wait(desk)
+            return 0 if place is None else self._train()
+        except BaseException as error:
+            self._failed(error)
+            raise
+        finally:
+            if place is not None:
+                place.leave()
+            train.logging.getLogger("vgrpo").removeHandler(handler)
+            handler.close()
+
+    def _wait(self, desk: RequestDesk) -> Place | None:
+        """The place at the device, or None after a stop. A run that pauses in line lets the others pass."""
+        place: Place | None = None
+        paused = False
+        try:
+            while True:
+                for action in desk.take():
+                    if action == "stop":
+                        self._say(runs.STOPPED, "stopped while it waited in line; resume continues it")
+                        if place is not None:
+                            place.leave()
+                        return None
+                    paused = action == "pause" or (paused and action != "resume")
+                if paused:
+                    if place is not None:
+                        place.leave()
+                    place = None
+                    self._say(runs.PAUSED, "paused while it waited in line")
+                    desk.wait()
+                    continue
+                if place is None:
+                    place = Place(self.run, self.device, self.asked_at)
+                    self.asked_at = None
+                if not place.holds():
+                    self._say(runs.STARTING, place.message())
+                    desk.wait()
+                    continue
+                if self._said == (runs.STARTING, "loading"):  # all is imported, and nobody wants anything else
+                    return place
+                self._say(runs.STARTING, "loading")
+                from .. import training  # noqa: F401 - takes seconds, in which a request may come
+        except BaseException:
+            if place is not None:
+                place.leave()
+            raise
+
+    def _train(self) -> int:
+        from ..training import train as train_run
+
+        device = choose_device(self.device)
+        print(f"run {self.run.id} on {device}, in {self.run.path}")
+        try:
+            summary = train_run(self.run, device, _Messages())
+        except (UserError, ModuleNotFoundError):
+            raise
+        except Exception as error:
+            raise UserError(f"the run failed: {type(error).__name__}: {one_line(error)}; see {self.run.log_file}") from error
+        if summary.get("stopped"):
+            print(f"stopped after iteration {summary['iteration']} of {summary['iterations']}")
+            return 0 if summary["saved"] else 2
+        train.print_summary(self.run, summary)
+        return 0
+
+    def _say(self, status: str, message: str) -> None:
+        """Write the state if it says something new, or as a sign of life."""
+        if self._said == (status, message) and time.monotonic() - self._beaten < BEAT_S:
+            return
+        self._said, self._beaten = (status, message), time.monotonic()
+        self.state.status, self.state.message = status, message
+        with suppress(OSError):  # a full disk costs the message
+            runs.write_state(self.run, self.state)
+
+    def _failed(self, error: BaseException) -> None:
+        """The run's last word, unless the training has said it itself."""
+        state = _state(self.run)
+        if state is not None and not state.active:
+            return
+        message = one_line(error) if not isinstance(error, KeyboardInterrupt) else "interrupted"
+        with suppress(OSError), runs.EventWriter(self.run.events_file) as events:
+            events.write("error", iteration=self.state.iteration, message=message, kind=type(error).__name__)
+        self._say(runs.FAILED, message)
+
+
+class _Messages:
+    """Progress for a log, where iterations and warnings stand already."""
+
+    def iteration(self, done: int, total: int, metrics: dict[str, float]) -> None:
+        pass
+
+    def message(self, text: str) -> None:
+        if not text.startswith("warning: "):
+            print(text, flush=True)

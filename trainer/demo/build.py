@@ -3,10 +3,9 @@
     python trainer/demo/build.py --output /tmp/demo-model
     python trainer/demo/build.py --output /tmp/demo-model --work /tmp/demo-work     (keeps stages, a rerun skips them)
 
-Stages: a BPE tokenizer on captions; an `AutoencoderTiny` on drawn scenes, its decoder hardened against noise; the scenes as
-latents; the text encoders on captions; the `SD3Transformer2DModel` by rectified flow; guidance distilled into it. Captions are
-noisy, as web data is: `--caption-noise` of them misdescribe one attribute, and some are empty (for classifier-free
-guidance). docs/embedded-model.md has the figures.
+Stages: a BPE tokenizer on captions; an `AutoencoderTiny` on drawn scenes and noisy latents; the scenes as latents; the text
+encoders on captions; the `SD3Transformer2DModel` by rectified flow. Captions are noisy, as web data is: `--caption-noise` of
+them misdescribe one attribute, and some are empty (for classifier-free guidance). docs/embedded-model.md has the figures.
 """
 
 from __future__ import annotations
@@ -36,9 +35,7 @@ from .parts import (
     save,
 )
 from .pretrain import (
-    distill_guidance,
     encode_latents,
-    harden_decoder,
     to_signed,
     train_autoencoder,
     train_denoiser,
@@ -66,24 +63,21 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--scenes", type=int, default=30000)
-    parser.add_argument("--autoencoder-steps", type=int, default=3000)
+    parser.add_argument("--autoencoder-steps", type=int, default=2500)
     parser.add_argument("--autoencoder-batch", type=int, default=12)
-    parser.add_argument("--decoder-steps", type=int, default=1500)
     parser.add_argument("--text-steps", type=int, default=800)
-    parser.add_argument("--steps", type=int, default=14000)
-    parser.add_argument("--distill-steps", type=int, default=1000)
-    parser.add_argument("--distill-lr", type=float, default=5e-4)
-    parser.add_argument("--guidance", type=float, default=5.0, help="classifier-free guidance that the model is taught")
+    parser.add_argument("--steps", type=int, default=16000)
+    parser.add_argument("--guidance", type=float, default=1.0, help="classifier-free guidance of --measure, 1 = off")
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--caption-noise", type=float, default=0.2)
-    parser.add_argument("--evaluate-every", type=int, default=1000)
+    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--caption-noise", type=float, default=0.25)
+    parser.add_argument("--evaluate-every", type=int, default=2000)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     rng = random.Random(args.seed + 99)
     held_out = [s for s in (sample_scene(rng) for _ in range(1500)) if s.held_out]
     if args.measure:
-        score, accuracy = measure(load_parts(args.measure), held_out, seed=1)
+        score, accuracy = measure(load_parts(args.measure), held_out, seed=1, guidance=args.guidance)
         print(f"held-out scene score {score:.3f}, strict accuracy {accuracy:.3f}")
         return
     if args.output is None:
@@ -97,10 +91,6 @@ def main() -> None:
     print(f"{len(scenes)} scenes, {len(tokenizer)} tokens, {time.time() - started:.0f} s", flush=True)
     vae = _stage(work / "vae", lambda: train_autoencoder(pictures, args.autoencoder_steps, args.autoencoder_batch, args.seed))
     latents = _latents_stage(work / "latents.safetensors", lambda: encode_latents(vae, pictures))
-    vae = _stage(
-        work / "vae-hard",
-        lambda: harden_decoder(vae, pictures[:8000], args.decoder_steps, args.autoencoder_batch, args.seed + 5),
-    )
     checked = range(min(500, len(scenes)))
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         again = vae.decode(vae.encode(to_signed(pictures[: len(checked)])).latents).sample.float()
@@ -136,7 +126,6 @@ def main() -> None:
         save(parts_now, work / f"step-{step}")
 
     train_denoiser(parts, scenes, latents, args, evaluate, work / "denoiser.pt")
-    distill_guidance(parts, scenes, latents, args, evaluate)
     save(parts, args.output)
     size = sum(f.stat().st_size for f in args.output.rglob("*.safetensors"))
     print(f"saved {args.output}: {size / 1e6:.1f} MB of weights, {(time.time() - started) / 60:.0f} minutes", flush=True)

@@ -138,7 +138,9 @@ def load_parts(folder: Path) -> dict:
     return {name: part for name, part in pipe.components.items() if part is not None and name != "scheduler"}
 
 
-def measure(parts: dict, scenes: list, seed: int, steps: int = 12, samples: int = 384) -> tuple[float, float]:
+def measure(
+    parts: dict, scenes: list, seed: int, steps: int = 12, samples: int = 384, guidance: float = 1.0
+) -> tuple[float, float]:
     """Mean `scene` score and strict accuracy of the model on held-out scenes."""
     rng = random.Random(seed)
     pipe = assemble(parts)
@@ -151,7 +153,7 @@ def measure(parts: dict, scenes: list, seed: int, steps: int = 12, samples: int 
         pictures = pipe(
             [caption(s, rng) for s in part],
             num_inference_steps=steps,
-            guidance_scale=1.0,
+            guidance_scale=guidance,
             height=IMAGE_SIZE,
             width=IMAGE_SIZE,
             max_sequence_length=0,

@@ -22,6 +22,11 @@ def to_signed(pictures: torch.Tensor) -> torch.Tensor:
 
 
 def train_autoencoder(pictures: torch.Tensor, steps: int, batch: int, seed: int):
+    """TAESD on latents with noise of every size up to half their spread.
+
+    A sampler's latents are never exact, and latents that bear noise hold little detail for the transformer to learn
+    (arXiv 2507.15856 trains its tokenizer so).
+    """
     from diffusers import AutoencoderTiny
 
     torch.manual_seed(seed)
@@ -36,8 +41,8 @@ def train_autoencoder(pictures: torch.Tensor, steps: int, batch: int, seed: int)
         x = to_signed(pictures[index])
         with torch.autocast("cpu", torch.bfloat16):
             z = vae.encode(x).latents
-            noisy = z + 0.05 * torch.randn(z.shape, generator=generator)  # the sampler's latents are never exact
-            y = vae.decode(noisy).sample
+            size = torch.rand((batch, 1, 1, 1), generator=generator) * 0.5 / SCALING
+            y = vae.decode(z + size * torch.randn(z.shape, generator=generator)).sample
         y, z = y.float(), z.float()
         spread = z.std((0, 2, 3), correction=0)
         prior = ((z.mean((0, 2, 3)) - SHIFT) ** 2).mean() + ((spread - 1 / SCALING) ** 2).mean()
@@ -52,37 +57,6 @@ def train_autoencoder(pictures: torch.Tensor, steps: int, batch: int, seed: int)
                 f"autoencoder {step}/{steps} l1 {F.l1_loss(y, x):.4f} prior {prior:.4f} {time.time() - started:.0f} s",
                 flush=True,
             )
-    return vae.eval()
-
-
-def harden_decoder(vae, pictures: torch.Tensor, steps: int, batch: int, seed: int):
-    """The decoder alone, on latents with noise of every size up to half their spread: a sampler's latents are never exact.
-
-    The encoder stays, so that latents encoded before stay true.
-    """
-    torch.manual_seed(seed)
-    vae.encoder.requires_grad_(False)
-    optimizer = torch.optim.AdamW(vae.decoder.parameters(), lr=5e-4, weight_decay=0, fused=True)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 5e-4, total_steps=steps, pct_start=0.05)
-    generator = torch.Generator().manual_seed(seed)
-    started = time.time()
-    for step in range(steps):
-        index = torch.randint(len(pictures), (batch,), generator=generator)
-        x = to_signed(pictures[index])
-        with torch.autocast("cpu", torch.bfloat16):
-            with torch.no_grad():
-                z = vae.encode(x).latents
-            size = torch.rand((batch, 1, 1, 1), generator=generator) * 0.5 / SCALING
-            y = vae.decode(z + size * torch.randn(z.shape, generator=generator)).sample
-        y = y.float()
-        loss = F.l1_loss(y, x) + F.mse_loss(y, x)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(vae.decoder.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        if step % 100 == 0 or step == steps - 1:
-            print(f"decoder {step}/{steps} l1 {F.l1_loss(y, x):.4f} {time.time() - started:.0f} s", flush=True)
     return vae.eval()
 
 
@@ -207,50 +181,6 @@ def train_denoiser(parts: dict, scenes: list, latents: torch.Tensor, args, evalu
             state = {"transformer": transformer.state_dict(), "average": average.state_dict(), "step": step + 1}
             torch.save({**state, "optimizer": optimizer.state_dict()}, state_file)
     parts["transformer"] = average.eval()
-
-
-def distill_guidance(parts: dict, scenes: list, latents: torch.Tensor, args, evaluate) -> None:
-    """Teach the transformer to answer at once what it would answer under classifier-free guidance, as FLUX.1-dev was taught.
-
-    Target: v(empty) + scale * (v(caption) - v(empty)) of the frozen model (arXiv 2210.03142, section 3.1, with one scale). So
-    the base needs no guidance, which would double what sampling costs.
-    """
-    torch.manual_seed(args.seed + 6)
-    student, teacher = parts["transformer"], copy.deepcopy(parts["transformer"]).to(torch.bfloat16).eval()
-    student.requires_grad_(True)
-    masters = list(student.parameters())
-    working = copy.deepcopy(student).to(torch.bfloat16)
-    copies = list(working.parameters())
-    optimizer = torch.optim.AdamW(masters, lr=args.distill_lr, weight_decay=0.0, betas=(0.9, 0.99), fused=True)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, args.distill_lr, total_steps=args.distill_steps, pct_start=0.05)
-    generator, rng = torch.Generator().manual_seed(args.seed + 7), random.Random(args.seed + 7)
-    started, recent = time.time(), 0.0
-    for step in range(args.distill_steps):
-        zeros = T5_TOKENS if rng.random() < T5_SHARE else 0
-        batch = args.batch // 4 if zeros else args.batch
-        index = torch.randint(len(latents), (batch,), generator=generator)
-        u = torch.rand(batch, generator=generator)
-        t = TIMESTEP_SHIFT * u / (1 + (TIMESTEP_SHIFT - 1) * u)
-        x = latents[index].float()
-        z = (1 - t[:, None, None, None]) * x + t[:, None, None, None] * torch.randn(x.shape, generator=generator)
-        texts = [noisy_caption(scenes[i], rng, args.caption_noise) for i in index.tolist()]
-        context, pooled = encode_texts(parts, [*texts, *[""] * batch])
-        context = F.pad(context, (0, 0, 0, zeros)).bfloat16()
-        inputs = {"hidden_states": z.bfloat16(), "timestep": t * 1000}
-        with sdpa_kernel(SDPBackend.MATH):
-            with torch.no_grad():
-                twice = {k: torch.cat([v, v]) for k, v in inputs.items()}
-                both = teacher(**twice, encoder_hidden_states=context, pooled_projections=pooled.bfloat16()).sample.float()
-            given, empty = both.chunk(2)
-            target = empty + args.guidance * (given - empty)
-            v = working(**inputs, encoder_hidden_states=context[:batch], pooled_projections=pooled[:batch].bfloat16()).sample
-            loss = F.mse_loss(v.float(), target)
-            loss.backward()
-        _step_masters(masters, copies, optimizer, schedule)
-        recent += (loss.item() - recent) * max(0.02, 1 / (step + 1))
-        if step % 100 == 0 or step + 1 == args.distill_steps:
-            print(f"guidance {step}/{args.distill_steps} loss {recent:.4f} {time.time() - started:.0f} s", flush=True)
-    evaluate(student.requires_grad_(False).eval(), args.steps + args.distill_steps)
 
 
 def _step_masters(masters: list, copies: list, optimizer, schedule) -> None:

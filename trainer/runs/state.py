@@ -91,6 +91,14 @@ def read_state(run: RunDir) -> RunState:
     return replace(state, status=LOST, message=_last_words(state)) if state.active and not _process_behind(state) else state
 
 
+def state_or_lost(run: RunDir) -> RunState:
+    """The run's state; `lost`, with the reason as its message, where state.json is torn or missing."""
+    try:
+        return read_state(run)
+    except UserError as error:
+        return RunState(status=LOST, message=str(error))
+
+
 def require_idle(run: RunDir, purpose: str, unless_mine: bool = False) -> None:
     """Raises UserError if a process is behind the run; `purpose` ends the words "so it cannot be" (resumed, deleted).
 

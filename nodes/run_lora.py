@@ -1,0 +1,129 @@
+"""A run's LoRA in memory, under the names that ComfyUI maps, and whether a model takes it. Imports nothing of ComfyUI."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..trainer import runs
+from ..trainer.commands.common import factors_of
+from ..trainer.errors import UserError
+from ..trainer.runs import RunDir
+from ..trainer.runs.checkpoints import DamagedCheckpoint, list_checkpoints
+from .run_reading import BEST, LATEST, best_checkpoint, checkpoints, config_of, state_of, status_line
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..trainer.lora import LoraFactors
+
+_TRIES = 3  # a running trainer may prune the checkpoint that was chosen before it is read
+
+
+def finished_lora(run: RunDir) -> Path | None:
+    """The LoRA file that a finished run left, None while it is unfinished. Raises UserError if it is finished without one."""
+    state = state_of(run)
+    if state is None or state.status != runs.FINISHED:
+        return None
+    # The run's own folder first: the path in state.json is an absolute one, and folders move.
+    for path in (run.lora_dir / f"{run.id}.safetensors", *([Path(state.lora)] if state.lora else [])):
+        if path.is_file():
+            return path
+    raise UserError(
+        f"the run '{run.id}' says that it is finished, but its LoRA is not in {run.lora_dir}; "
+        "choose one of its checkpoints with Load Run, or train it again with a higher 'take'"
+    )
+
+
+def lora_tensors(run: RunDir, word: str) -> tuple[dict[str, Tensor], str]:
+    """The LoRA of a checkpoint (`latest`, `best`, a number) as ComfyUI reads it, and which one it is, in words.
+
+    The moving average where the run keeps one, at its true strength. Raises UserError when there is no such checkpoint.
+    """
+    if word == LATEST and (path := finished_lora(run)):
+        from ..trainer.lora.files import read_tensors
+
+        return read_tensors(path)[0], "the finished LoRA"
+    factors, iteration = _factors(run, word)
+    return comfyui_tensors(factors, config_of(run).policy.family), f"iteration {iteration}"
+
+
+def comfyui_tensors(factors: LoraFactors, family: str) -> dict[str, Tensor]:
+    """What `export_lora` writes in its format `comfyui`: diffusers' names, alpha / rank folded into B."""
+    import torch
+
+    from ..trainer.lora.families import get_family
+
+    prefix = get_family(family).prefix
+    dtype = next(iter(factors.factors.values()))[0].dtype
+    folded = factors.to(torch.float32).with_alpha(factors.rank).to(dtype)
+    out = {}
+    for name, (a, b) in folded.factors.items():
+        out[f"{prefix}.{name}.lora_A.weight"] = a
+        out[f"{prefix}.{name}.lora_B.weight"] = b
+    return out
+
+
+def misfits(tensors: Mapping[str, Tensor], key_map: Mapping[str, Any], weight: Callable[[str], Any]) -> tuple[list[str], int]:
+    """The modules of a LoRA that a ComfyUI model has no weight of that shape for, and how many modules there are.
+
+    key_map: `comfy.lora.model_lora_keys_unet`'s names -> a weight's key, or (key, (axis, start, length), ...) for a part of it.
+    weight: a key's tensor, None if the model has none. A weight that is no plain matrix (a packed, quantised one) passes.
+    """
+    missing, modules = [], [key.removesuffix(".lora_A.weight") for key in tensors if key.endswith(".lora_A.weight")]
+    for module in modules:
+        target = key_map.get(module)
+        key, part = (target, None) if isinstance(target, str) or target is None else (target[0], target[1])
+        found = weight(key) if key is not None else None
+        if found is None or not _fits(tensors, module, found, part):
+            missing.append(module.partition(".")[2])
+    return missing, len(modules)
+
+
+def misfit_error(run: RunDir, missing: list[str], total: int) -> UserError:
+    """One line for a LoRA that a model does not take whole."""
+    config = config_of(run)
+    which = f"none of the {total}" if len(missing) == total else f"only {total - len(missing)} of the {total}"
+    return UserError(
+        f"{which} modules that the run '{run.id}' trained fit this model (missing here: {', '.join(missing[:3])}); "
+        f"it was trained on {config.policy.model} (family {config.policy.family}): connect that base model"
+    )
+
+
+def _factors(run: RunDir, word: str) -> tuple[LoraFactors, int]:
+    for attempt in range(_TRIES):
+        chosen = word
+        if word == BEST and (best := best_checkpoint(run)) is not None:
+            chosen = str(best)
+        if not list_checkpoints(run)[0]:
+            raise UserError(_nothing_saved(run))
+        if chosen.isdecimal() and int(chosen) not in checkpoints(run):
+            have = ", ".join(map(str, checkpoints(run)))
+            raise UserError(f"the run '{run.id}' has no checkpoint of iteration {chosen}; there are: latest, best, {have}")
+        try:
+            return factors_of(run, chosen)
+        except DamagedCheckpoint:
+            if attempt == _TRIES - 1 or word not in (LATEST, BEST):
+                raise
+    raise AssertionError("unreachable")
+
+
+def _nothing_saved(run: RunDir) -> str:
+    text = f"the run '{run.id}' has no checkpoint yet, so there is no LoRA to apply ({status_line(run)})"
+    state = state_of(run)
+    if state is not None and state.active:
+        every = config_of(run).checkpoint.every
+        when = f"the first is saved after iteration {every}" if every else "it saves one at its end"
+        return f"{text}; {when}"
+    return f"{text}; resume it"
+
+
+def _fits(tensors: Mapping[str, Tensor], module: str, found: Any, part: Any) -> bool:
+    if found.ndim != 2 or not found.is_floating_point():
+        return True
+    rows, columns = found.shape
+    if part is not None:  # (axis, start, length) of a fused weight
+        rows = part[2]
+    a, b = tensors[f"{module}.lora_A.weight"], tensors[f"{module}.lora_B.weight"]
+    return (b.shape[0], a.shape[1]) == (rows, columns)

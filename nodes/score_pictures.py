@@ -1,0 +1,150 @@
+"""From a group, or pictures and prompts, to a `Scored`: the work of Score Group. Imports nothing of ComfyUI."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..trainer.device import choose_device
+from ..trainer.errors import UserError
+from ..trainer.prompts import Prompt, load_prompts
+from ..trainer.prompts import _from_json_line as read_json_line
+from ..trainer.rewards import Reward, create
+from ..trainer.rewards.scoring import load_rewards, score_rewards
+from .annotate import to_uint8
+from .choices import Group, RewardChoice
+from .score_report import Scored, advantages_of
+
+NODE = "Score Group"
+CHUNK = 8  # pictures a reward scores between two looks at the Cancel button
+_COUNT = re.compile(r"^\d+ of \d+ outputs not scored:? ")  # of a chunk, where the count of all is meant
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is scored: uint8[B, H, W, 3] on the CPU, and for each picture its prompt, its group and perhaps its seed."""
+
+    images: Tensor
+    prompts: tuple[Prompt, ...]
+    group_ids: tuple[int, ...]
+    seeds: tuple[int, ...] | None
+
+
+@dataclass
+class Judges:
+    """Rewards made and loaded. `weights` names those that count; `messages` says what could not be loaded."""
+
+    rewards: dict[str, Reward]
+    weights: dict[str, float]
+    broken: dict[str, str] = field(default_factory=dict)
+    messages: list[tuple[str, str]] = field(default_factory=list)
+
+
+def subject_of(group: Group | None, images: Tensor | None, text: str) -> Subject:
+    """A group's own pictures, or `images` in their place, or `images` with prompts from `text`. Raises UserError."""
+    if group is None and images is None:
+        raise UserError(f"{NODE}: nothing to score; connect group, or images together with prompts")
+    if group is not None:
+        if text.strip():
+            raise UserError(f"{NODE}: the group has its prompts already; empty the prompts field, or disconnect group")
+        pictures = group.images if images is None else images
+        if len(pictures) != len(group.prompts):
+            raise UserError(
+                f"{NODE}: {len(pictures)} images for a group of {len(group.prompts)}; images take the place of the group's "
+                "pictures one by one, so there must be as many"
+            )
+        return Subject(to_uint8(pictures), group.prompts, group.prompt_index, group.seeds)
+    prompts = _spread_out(read_prompts(text) or [Prompt("")], len(images))
+    return Subject(to_uint8(images), prompts, _groups_of(prompts), None)
+
+
+def read_prompts(text: str) -> list[Prompt]:
+    """One prompt a line, or a JSON object with `prompt` and `metadata` a line; blank lines and # lines are skipped."""
+    prompts: list[Prompt] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        line, at = line.strip(), f"{NODE}: prompts, line {number}"
+        if line.startswith("{"):
+            prompts.append(read_json_line(line, at))
+        elif line and not line.startswith("#"):
+            prompts += load_prompts([line], at)
+    return prompts
+
+
+def _spread_out(prompts: Sequence[Prompt], pictures: int) -> tuple[Prompt, ...]:
+    """A prompt for each picture: each line is for equally many pictures in a row."""
+    each, left = divmod(pictures, len(prompts))
+    if left or not each:
+        raise UserError(
+            f"{NODE}: {pictures} images and {len(prompts)} prompts; each line is for equally many images in a row, so give one "
+            "line for all, one for each image, or a number of lines that divides the number of images"
+        )
+    return tuple(prompt for prompt in prompts for _ in range(each))
+
+
+def _groups_of(prompts: Sequence[Prompt]) -> tuple[int, ...]:
+    seen: dict[str, int] = {}
+    keys = [json.dumps([prompt.text, prompt.metadata], sort_keys=True) for prompt in prompts]
+    return tuple(seen.setdefault(key, len(seen)) for key in keys)
+
+
+def appoint(choice: RewardChoice, device: str = "cpu") -> Judges:
+    """Make and load every reward of the choice. UserError for a name or an option that does not exist."""
+    weights = {name: float(settings.get("weight", 1.0)) for name, settings in choice.rewards.items()}
+    settings = {**choice.monitors, **choice.rewards}
+    names = [*choice.rewards, *(name for name in choice.monitors if name not in choice.rewards)]
+    if not names:
+        raise UserError(f"{NODE}: no reward is connected; add at least one Reward node")
+    rewards = {name: create(name, {key: value for key, value in settings[name].items() if key != "weight"}) for name in names}
+    judges = Judges(rewards, weights)
+    if not weights:
+        judges.weights = {names[0]: 1.0}
+        judges.messages.append((names[0], "only monitors are connected; the advantages shown are this one's, as if it counted"))
+    for name, message in load_rewards(rewards, choose_device(device), None):
+        judges.broken[name] = f"can't be loaded: {message}"
+    return judges
+
+
+def score_all(subject: Subject, judges: Judges, between: Callable[[int], None] = lambda done: None) -> Scored:
+    """Score every picture with every reward; `between(done)` is called as (reward, picture) pairs get done and may raise.
+
+    A reward that fails is NaN and a message. UserError only if no reward scored any picture.
+    """
+    texts = [prompt.text for prompt in subject.prompts]
+    metadata = [prompt.metadata for prompt in subject.prompts]
+    scores, messages, done = {}, list(judges.messages), 0
+    for name, reward in judges.rewards.items():
+        parts, reasons = [], []
+        for start in range(0, len(texts), CHUNK):
+            between(done)
+            part = slice(start, start + CHUNK)
+            if name in judges.broken:
+                parts.append(torch.full((len(texts[part]),), torch.nan, dtype=torch.float64))
+            else:
+                table = score_rewards({name: reward}, subject.images[part], texts[part], metadata[part])
+                parts.append(table.scores[name])
+                reasons += [reason for _, reason in (*table.failures, *table.warnings)]
+            done += len(parts[-1])
+        scores[name] = torch.cat(parts)
+        lacking = int(scores[name].isnan().sum())
+        if lacking:
+            reason = judges.broken.get(name) or _COUNT.sub("", reasons[0])
+            left_out = "; the advantages are made without it" if name in judges.weights and lacking == len(texts) else ""
+            messages.append((name, f"{lacking} of {len(texts)} pictures not scored: {reason}{left_out}"))
+    between(done)
+    if not any(bool(values.isfinite().any()) for values in scores.values()):
+        said = "; ".join(f"{name}: {text}" for name, text in messages if name in scores)
+        raise UserError(f"{NODE}: no reward could score any picture: {said}")
+    return Scored(
+        prompts=subject.prompts,
+        group_ids=subject.group_ids,
+        seeds=subject.seeds,
+        scores=scores,
+        weights=judges.weights,
+        advantages=advantages_of(scores, judges.weights, subject.group_ids),
+        messages=messages,
+    )

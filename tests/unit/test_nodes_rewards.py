@@ -1,0 +1,142 @@
+"""The reward nodes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+from pydantic import Field
+
+from tests.comfy_api import NodeError, pack
+
+reward_options = pack("nodes.reward_options")
+registry = pack("trainer.rewards.registry")
+base = pack("trainer.rewards.base")
+UserError = pack("trainer.errors").UserError
+
+
+def refusal(*arguments):
+    with pytest.raises(UserError) as caught:
+        reward_options.add_reward(*arguments)
+    text = str(caught.value)
+    assert len(text.splitlines()) == 1 and text.startswith("Reward: ")
+    return text
+
+
+class EveryType(base.RewardOptions):
+    mode: Literal["a", "b"] = Field("b", description="a choice")
+    count: int = Field(3, ge=1, lt=10, description="a count")
+    share: float = Field(0.5, gt=0, le=1, description="a share")
+    flag: bool = Field(True, description="a flag")
+    word: str = Field("x", description="a word")
+    limit: float | None = Field(None, description="a limit, null = none")
+    words: tuple[str, ...] = Field(("p", "q"), description="some words")
+
+
+@pytest.fixture
+def every_type(monkeypatch):
+    """A reward whose options have every type that an input can be made for."""
+    kind = type("Every", (base.Reward,), {
+        "name": "every_type", "description": "d.", "range": "0 to 1", "Options": EveryType, "score": lambda *_: None,
+    })  # fmt: skip
+    monkeypatch.setattr(reward_options, "reward_class", lambda name: kind)
+    return kind
+
+
+def test_every_built_in_reward_has_a_node(comfy_nodes):
+    expected = {reward_options.node_id(name) for name in registry.BUILT_IN}
+    assert {name for name in comfy_nodes.names() if name.startswith("VGRPOReward")} == expected
+    assert "VGRPORewardJpegSize" in expected and reward_options.title("jpeg_size") == "Reward: JPEG size"
+
+
+@pytest.mark.parametrize("name", list(registry.BUILT_IN))
+def test_the_nodes_values_are_what_the_configuration_takes(comfy_nodes, name):
+    from trainer.config import load_config
+
+    inputs = comfy_nodes.info(reward_options.node_id(name))["input"]["required"]
+    made = comfy_nodes.run(reward_options.node_id(name), **{key: options["default"] for key, (_, options) in inputs.items()})
+    chosen = made.outputs[0]["rewards"]
+    config = load_config({"policy": {"model": "demo"}, "prompts": {"train": ["a"] * 48, "evaluate": ["b"]}, "rewards": chosen})
+    assert config.rewards == chosen and list(chosen) == [name]
+
+
+def test_options_become_inputs_by_their_type(every_type):
+    made = {option.id: option for option in reward_options.options_of("every_type")}
+    assert {key: (option.kind, option.default) for key, option in made.items()} == {
+        "mode": ("combo", "b"),
+        "count": ("int", 3),
+        "share": ("float", 0.5),
+        "flag": ("bool", True),
+        "word": ("text", "x"),
+        "limit": ("yaml", ""),
+        "words": ("yaml", '["p", "q"]'),
+    }
+    assert made["mode"].choices == ("a", "b") and made["mode"].tooltip == "A choice"
+    assert (made["count"].low, made["count"].high) == (1, 9)
+    assert made["share"].low > 0 and made["share"].high == 1
+
+
+def test_options_survive_the_way_through_the_inputs(every_type):
+    options = {option.id: option.default for option in reward_options.options_of("every_type")}
+    chosen = reward_options.add_reward("every_type", 1.0, False, options, None).rewards["every_type"]
+    chosen.pop("weight")
+    assert EveryType.model_validate(chosen) == EveryType()
+    chosen = reward_options.add_reward("every_type", 1.0, True, {"limit": "0.25", "words": "[r]"}, None).monitors["every_type"]
+    assert EveryType.model_validate(chosen) == EveryType(limit=0.25, words=("r",))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"mode": "c"}, "mode = 'c'; allowed: a, b"),
+        ({"count": 10}, "count = 10; allowed: 1 to 9"),
+        ({"share": 0.0}, "share = 0; allowed: 1e-06 to 1"),
+        ({"words": "[a"}, "words"),
+    ],
+)
+def test_wrong_options(every_type, options, said):
+    assert said in refusal("every_type", 1.0, False, options, None)
+
+
+def test_an_option_must_not_hide_an_input_of_every_node(monkeypatch):
+    options = type("Options", (base.RewardOptions,), {"__annotations__": {"weight": float}, "weight": 1.0})
+    monkeypatch.setattr(reward_options, "reward_class", lambda name: type("R", (), {"Options": options}))
+    with pytest.raises(ValueError, match="must not be called 'weight'"):
+        reward_options.options_of("some")
+
+
+def test_rewards_are_chained_in_order():
+    one = reward_options.add_reward("scene", 1.0, False, {}, None)
+    two = reward_options.add_reward("brightness", -0.30000000000000004, False, {}, one)
+    three = reward_options.add_reward("jpeg_size", 0.0, True, {"quality": 80}, two)
+    assert three.rewards == {"scene": {"weight": 1.0}, "brightness": {"weight": -0.3}}
+    assert three.monitors == {"jpeg_size": {"prefer": "small", "quality": 80}}
+    assert list(one.rewards) == ["scene"] and not one.monitors
+
+
+@pytest.mark.parametrize(
+    ("weight", "said"),
+    [(0.0, "weight = 0 trains on nothing"), (1000.5, "weight = 1000.5; allowed"), (float("nan"), "nan"), (float("inf"), "inf")],
+)
+def test_weights(weight, said):
+    assert said in refusal("scene", weight, False, {}, None)
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("second", [True, False])
+def test_a_reward_stands_once(first, second):
+    before = reward_options.add_reward("scene", 1.0, first, {}, None)
+    assert refusal("scene", 1.0, second, {}, before).startswith("Reward: Scene stands twice")
+
+
+# In ComfyUI
+
+
+def test_nodes_chain(comfy_nodes):
+    one = comfy_nodes.run("VGRPORewardScene", weight=2.0, monitor_only=False)
+    two = comfy_nodes.run("VGRPORewardJpegSize", weight=-1.0, monitor_only=True, rewards=one[0], prefer="large", quality=90)
+    assert two.outputs[0]["rewards"] == {"scene": {"weight": 2.0}}
+    assert two.outputs[0]["monitors"] == {"jpeg_size": {"prefer": "large", "quality": 90}}
+    with pytest.raises(NodeError, match="twice") as caught:
+        comfy_nodes.run("VGRPORewardScene", weight=1.0, monitor_only=True, rewards=two[0])
+    assert caught.value.kind == "UserError"

@@ -1,0 +1,295 @@
+"""The handlers over a real aiohttp server: what they show, what they refuse, and how fast they are."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+
+from trainer import runs
+from trainer.config import load_config
+from trainer.runs import EventWriter, RunState, write_state
+from trainer.runs.http import MAX_BODY, routes
+
+CONFIG = {
+    "preset": "demo",
+    "name": "Größe",
+    "iterations": 9,
+    "optimizer": {"lr": 2e-3},
+    "rollout": {"prompts_per_iteration": 2},
+    "prompts": {"train": ["a red square", "a blue circle"]},
+}
+
+
+@pytest.fixture
+def root(tmp_path):
+    return tmp_path / "runs ü"
+
+
+@pytest.fixture
+def run(root):
+    """A paused run of this very process."""
+    run = runs.create_run(root, "demo-1")
+    runs.write_atomic(run.config_file, load_config(CONFIG).to_yaml())
+    write_state(run, RunState("paused", iteration=4, iterations=9, device="cpu", name="Größe", **runs.own_process()))
+    with EventWriter(run.events_file) as events:
+        events.write("evaluation", iteration=0, metrics={"eval/total/mean": float("nan")})
+        for number in range(1, 5):
+            events.write("iteration", iteration=number, metrics={"reward/total/mean": number / 10})
+        events.write("paused", iteration=4)
+    run.log_file.write_text("eins\nzwei\ndrei ö\n", encoding="utf-8")
+    folder = run.samples / "000000"
+    folder.mkdir()
+    for name in ("p000-s0.png", "grid.png"):
+        (folder / name).write_bytes(b"\x89PNG")
+    index = {
+        "files": ["p000-s0.png", "../../secret.png", 7],
+        "prompts": ["a"],
+        "seeds": [3],
+        "seeds_per_prompt": 1,
+        "means": {},
+    }
+    runs.write_json(folder / "index.json", index)
+    (run.path / "curve.png").write_bytes(b"\x89PNG")
+    return run
+
+
+class Recorder:
+    """Actions that only remember what they were asked, or raise."""
+
+    def __init__(self, error=None):
+        self.calls, self.error = [], error
+
+    def _call(self, *call):
+        self.calls.append(call)
+        if self.error:
+            raise self.error
+
+    def control(self, run, action):
+        self._call("control", run.id, action)
+
+    def delete(self, run):
+        self._call("delete", run.id)
+
+    def resume(self, run, device):
+        self._call("resume", run.id, device)
+
+
+def served(root, actions=None, **kw):
+    """A decorator: runs `async test(client)` against a server for `root`."""
+
+    def decorate(test):
+        async def session():
+            app = web.Application()
+            app.add_routes(routes(lambda: root, actions, **kw))
+            async with TestClient(TestServer(app)) as client:
+                await test(client)
+
+        asyncio.run(session())
+
+    return decorate
+
+
+async def got(client, path, status=200):
+    async with client.get(path) as answer:
+        assert answer.status == status, await answer.text()
+        assert answer.headers["Cache-Control"] == "no-store" and answer.content_type == "application/json"
+        return await answer.json()
+
+
+async def posted(client, path, body=None, status=200, **kw):
+    kw = kw or {"json": body if body is not None else {}}
+    async with client.post(path, **kw) as answer:
+        found = await answer.json()
+        assert answer.status == status, found
+        if status != 200:
+            assert list(found) == ["error"] and "\n" not in found["error"]
+        return found
+
+
+def test_what_is_shown(root, run):
+    torn = runs.create_run(root, "torn")
+    torn.state_file.write_text('{"sta', encoding="utf-8")
+    (root / "notes").mkdir()
+
+    @served(root, describe=lambda run: {"view": "x"})
+    async def test(client):
+        listed = (await got(client, "/vgrpo/runs"))["runs"]
+        by_id = {one["id"]: one for one in listed}
+        assert set(by_id) == {"demo-1", "torn"}
+        one = by_id["demo-1"]
+        assert (one["status"], one["iteration"], one["iterations"], one["name"]) == ("paused", 4, 9, "Größe")
+        assert one["seq"] == 6 and one["device"] == "cpu" and one["actions"] == ["resume", "stop", "checkpoint", "sample"]
+        # A torn state does not take the list away, and offers what mends it.
+        assert by_id["torn"]["status"] == "lost" and by_id["torn"]["actions"] == ["resume", "delete"]
+        assert "Resume the run to write it anew" in by_id["torn"]["message"]
+
+        runs.request(run, "sample")
+        all_of_it = await got(client, "/vgrpo/runs/demo-1")
+        assert all_of_it["requests"] == ["sample"] and all_of_it["view"] == "x" and all_of_it["reports"] == ["curve.png"]
+        assert all_of_it["samples"][0]["files"] == ["p000-s0.png"]  # a name that leads elsewhere is not passed on
+        assert all_of_it["samples"][0]["grid"] == "samples/000000/grid.png" and all_of_it["checkpoints"] == []
+        assert all_of_it["log"] == str(run.log_file) and all_of_it["summary"] is None
+
+        log = await got(client, "/vgrpo/runs/demo-1/log?tail=2")
+        assert log == {"run": "demo-1", "lines": ["zwei", "drei ö"]}
+        assert (await got(client, "/vgrpo/runs/torn/log"))["lines"] == []
+
+        config = await got(client, "/vgrpo/runs/demo-1/config")
+        assert config["yaml"] == run.config_file.read_text(encoding="utf-8") and config["preset"] == "demo"
+        assert {"key": "optimizer.lr", "value": 0.002, "preset": 0.001} in config["diff"]
+        assert {row["key"] for row in config["diff"]} == {
+            "iterations",
+            "optimizer.lr",
+            "prompts.train",
+            "rollout.prompts_per_iteration",
+        }
+        assert [row["preset"] for row in config["diff"] if row["key"] == "prompts.train"] == ["240 entries"]
+        assert (await got(client, "/vgrpo/runs/torn/config", 409))["error"]
+
+
+def test_events_are_windows(root, run):
+    @served(root)
+    async def test(client):
+        whole = await got(client, "/vgrpo/runs/demo-1/events")
+        assert [event["seq"] for event in whole["events"]] == [1, 2, 3, 4, 5, 6]
+        assert (whole["last_seq"], whole["more"], whole["after"]) == (6, False, 0)
+        assert whole["events"][0]["metrics"] == {"eval/total/mean": None}
+        part = await got(client, "/vgrpo/runs/demo-1/events?after=1&limit=2")
+        assert [event["seq"] for event in part["events"]] == [2, 3] and part["more"] and part["last_seq"] == 6
+        kinds = await got(client, "/vgrpo/runs/demo-1/events?types=paused,evaluation")
+        assert [event["seq"] for event in kinds["events"]] == [1, 6]
+        assert (await got(client, "/vgrpo/runs/demo-1/events?after=6"))["events"] == []
+        for wrong in ("after=-1", "after=x", "after=1e3", "limit=0", "limit=1001", "types=nonsense", "after=" + "9" * 99):
+            assert "allowed: " in (await got(client, f"/vgrpo/runs/demo-1/events?{wrong}", 400))["error"]
+        assert "allowed: " in (await got(client, "/vgrpo/runs/demo-1/log?tail=0", 400))["error"]
+        # A line that is being written is not there yet.
+        with open(run.events_file, "ab") as file:
+            file.write(b'{"seq": 7, "time": 1, "type": "iter')
+        assert (await got(client, "/vgrpo/runs/demo-1/events?after=5"))["last_seq"] == 6
+
+
+def test_any_window_of_a_long_run_takes_less_than_100_ms(root, run):
+    """Server and client together, in processor time: a busy machine's clock says more about its other work."""
+    metrics = {f"metric/{number}/mean": number / 7 for number in range(40)}
+    with EventWriter(run.events_file) as events:
+        for number in range(5, 10_001):
+            events.write("iteration", iteration=number, metrics=metrics)
+
+    @served(root)
+    async def test(client):
+        async def quickest(query):
+            times = []
+            for _ in range(5):
+                start = time.process_time()
+                async with client.get(f"/vgrpo/runs/demo-1/events?{query}") as answer:
+                    assert answer.status == 200
+                    await answer.read()
+                times.append(time.process_time() - start)
+            return min(times)
+
+        for after in (0, 3000, 6000, 9000, 9990):
+            assert await quickest(f"after={after}") < 0.1
+        assert await quickest("after=0&types=evaluation,paused") < 0.1
+        last = await got(client, "/vgrpo/runs/demo-1/events?after=9990")
+        assert last["events"][-1]["iteration"] == 10_000 and not last["more"]
+
+
+BAD_IDS = ["..", "%2e%2e", "a%2Fb", "..%2f..%2fetc", "A", "a" * 65, "-a", "a%00", "%C3%A4", "C:", "a b"]
+
+
+def test_ids_and_names_never_leave_the_folder(root, run, tmp_path):
+    (tmp_path / "secret.png").write_bytes(b"secret")
+
+    @served(root, Recorder(), pictures=True)
+    async def test(client):
+        from yarl import URL
+
+        for name in BAD_IDS:
+            for tail in ("", "/events", "/log", "/config", "/samples/000000/grid.png"):
+                async with client.get(URL(f"/vgrpo/runs/{name}{tail}", encoded=True)) as answer:
+                    assert answer.status in (400, 404), (name, tail)
+                    assert b"secret" not in await answer.read()
+            async with client.post(URL(f"/vgrpo/runs/{name}/delete", encoded=True), json={}) as answer:
+                assert answer.status in (400, 404, 405)
+        assert "there is no run 'other'" in (await got(client, "/vgrpo/runs/other", 404))["error"].lower()
+        async with client.get("/vgrpo/runs/demo-1/samples/000000/grid.png") as answer:
+            assert answer.status == 200 and answer.content_type == "image/png"
+            assert answer.headers["Cache-Control"] == "no-cache"  # a resumed run may draw it anew
+        async with client.get("/vgrpo/runs/demo-1/reports/curve.png") as answer:
+            assert answer.status == 200
+        samples = ("index.json", "..%2f..%2fconfig.yaml", "grid.png%00", "p0-s0.png", "p001-s0.png")
+        reports = ("config.yaml", "..%2fcurve.png", "before-after.png")
+        elsewhere = ("samples/00/grid.png", "samples/000009/grid.png", "samples/..%2f000000/grid.png")
+        paths = [*(f"samples/000000/{name}" for name in samples), *(f"reports/{name}" for name in reports), *elsewhere]
+        for path in paths:
+            async with client.get(URL(f"/vgrpo/runs/demo-1/{path}", encoded=True)) as answer:
+                assert answer.status == 404, path
+
+    @served(root)
+    async def no_pictures(client):
+        async with client.get("/vgrpo/runs/demo-1/samples/000000/grid.png") as answer:
+            assert answer.status == 404
+
+
+def test_what_changes_a_run(root, run):
+    recorder = Recorder()
+
+    @served(root, recorder)
+    async def test(client):
+        assert await posted(client, "/vgrpo/runs/demo-1/control", {"action": "stop"}) == {"run": "demo-1", "action": "stop"}
+        assert (await posted(client, "/vgrpo/runs/demo-1/delete"))["deleted"] is True
+        assert (await posted(client, "/vgrpo/runs/demo-1/resume", {"device": "cuda:1"}))["status"] == "paused"
+        assert recorder.calls == [("control", "demo-1", "stop"), ("delete", "demo-1"), ("resume", "demo-1", "cuda:1")]
+        recorder.calls.clear()
+
+        path = "/vgrpo/runs/demo-1/control"
+        text = json.dumps({"action": "stop"})
+        for kw in (
+            {"data": {"action": "stop"}},  # what a form of a strange page could send
+            {"data": text, "headers": {"Content-Type": "text/plain"}},
+            {"data": text.encode(), "headers": {"Content-Type": "application/jsonx"}},
+        ):
+            assert "it must be application/json" in (await posted(client, path, status=400, **kw))["error"]
+        for body in (b"", b"[]", b'"stop"', b"{", b"\xff", b"[" * 5000, b'{"action": "explode"}', b'{"action": ["stop"]}'):
+            await posted(client, path, status=400, data=body, headers={"Content-Type": "application/json"})
+        large = b'{"action": "stop", "x": "' + b"x" * MAX_BODY + b'"}'
+        said = await posted(client, path, status=400, data=large, headers={"Content-Type": "application/json"})
+        assert "larger than" in said["error"]
+        for device in ("gpu", "cuda:", "../x", 3, "cuda:1; rm"):
+            await posted(client, "/vgrpo/runs/demo-1/resume", {"device": device}, status=400)
+        await posted(client, "/vgrpo/runs/other/control", {"action": "stop"}, status=404)
+        for change in ("control", "delete", "resume"):  # nothing changes by looking
+            async with client.get(f"/vgrpo/runs/demo-1/{change}") as answer:
+                assert answer.status in (404, 405)
+        assert recorder.calls == []
+
+
+def test_a_refusal_is_409(root, run):
+    from trainer.errors import UserError
+
+    @served(root, Recorder(UserError("The run is\nbusy.")))
+    async def test(client):
+        for change, body in (("control", {"action": "stop"}), ("delete", {}), ("resume", {})):
+            assert (await posted(client, f"/vgrpo/runs/demo-1/{change}", body, status=409)) == {"error": "The run is busy."}
+
+
+def test_without_actions_nothing_can_be_changed(root, run):
+    @served(root)
+    async def test(client):
+        for change, body in (("control", {"action": "stop"}), ("delete", {}), ("resume", {})):
+            said = await posted(client, f"/vgrpo/runs/demo-1/{change}", body, status=403)
+            assert "only shows runs" in said["error"]
+
+    assert run.path.is_dir() and runs.pending(run) == []
+
+
+def test_an_empty_or_missing_folder(tmp_path):
+    @served(tmp_path / "nowhere")
+    async def test(client):
+        assert await got(client, "/vgrpo/runs") == {"runs": []}
+        await got(client, "/vgrpo/runs/a", 404)
