@@ -238,6 +238,7 @@ KNOBS = (
     _knob("lr", "optimizer.lr", 0.00001, 0.0000001, common=True),
     _knob("ema_decay", "optimizer.ema_decay", 0.01, 0.0001),
     _knob("warmup", "optimizer.warmup"),
+    _knob("schedule", "optimizer.schedule"),
     _knob("evaluate_every", "evaluation.every"),
     _knob("evaluate_prompts", "evaluation.prompts"),
     _knob("checkpoint_every", "checkpoint.every"),

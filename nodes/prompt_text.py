@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..trainer.errors import UserError
-from ..trainer.prompts import DEMO, Prompt, load_prompts
-from ..trainer.prompts import _from_json_line as read_json_line
+from ..trainer.prompts import DEMO, Prompt, from_json_line, load_prompts
 from .choices import PromptSet
 
 NODE = "Prompt Set"
@@ -40,7 +39,7 @@ def read_lines(text: str, field: str) -> list[Prompt]:
     for number, line in enumerate(text.replace("\r\n", "\n").replace("\r", "\n").split("\n"), start=1):
         line, at = line.strip(), f"{NODE}: {field}, line {number}"
         if line.startswith("{"):
-            prompts.append(read_json_line(line, at))
+            prompts.append(from_json_line(line, at))
         elif line and not line.startswith("#"):
             prompts += load_prompts([line], at)
     return prompts

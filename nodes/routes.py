@@ -8,6 +8,7 @@ from typing import Any
 from ..trainer import runs
 from ..trainer.runs import RunDir
 from ..trainer.runs.http import routes
+from ..trainer.runs.reveal import open_folder
 from . import host, jobs
 
 
@@ -33,21 +34,23 @@ def mount() -> None:
     """Once, while the pack is imported. Without a server there is nothing to mount on, and nobody to tell."""
 
     def register(table: Any) -> None:
-        for route in routes(host.runs_root, ComfyActions(), describe):
+        for route in routes(host.runs_root, ComfyActions(), describe, view=view, reveal=open_folder):
             table.route(route.method, route.path)(route.handler)
 
     if host.add_routes(register):
         jobs.default().watch()
 
 
+def view(run: RunDir) -> dict[str, Any]:
+    """Where ComfyUI's `/view` finds the run's pictures."""
+    return {"view": {"type": "output", "subfolder": f"{host.RUNS_FOLDER}/{run.id}"}}
+
+
 def describe(run: RunDir) -> dict[str, Any]:
-    """Where ComfyUI's `/view` finds the run's pictures, and its LoRA's name in Load LoRA (None before it is published)."""
+    """The run's name in Load LoRA, None before it is published."""
     published = jobs.published_name(run)
     name = published if published in host.loras() else None
-    return {
-        "view": {"type": "output", "subfolder": f"{host.RUNS_FOLDER}/{run.id}"},
-        "lora_name": name and name.replace(os.sep, "/"),
-    }
+    return {"lora_name": name and name.replace(os.sep, "/")}
 
 
 def _uses_accelerator(run: RunDir) -> bool:

@@ -45,24 +45,11 @@ def lora_tensors(run: RunDir, word: str) -> tuple[dict[str, Tensor], str]:
         from ..trainer.lora.files import read_tensors
 
         return read_tensors(path)[0], "the finished LoRA"
-    factors, iteration = _factors(run, word)
-    return comfyui_tensors(factors, config_of(run).policy.family), f"iteration {iteration}"
-
-
-def comfyui_tensors(factors: LoraFactors, family: str) -> dict[str, Tensor]:
-    """What `export_lora` writes in its format `comfyui`: diffusers' names, alpha / rank folded into B."""
-    import torch
-
     from ..trainer.lora.families import get_family
+    from ..trainer.lora.formats import comfyui_tensors
 
-    prefix = get_family(family).prefix
-    dtype = next(iter(factors.factors.values()))[0].dtype
-    folded = factors.to(torch.float32).with_alpha(factors.rank).to(dtype)
-    out = {}
-    for name, (a, b) in folded.factors.items():
-        out[f"{prefix}.{name}.lora_A.weight"] = a
-        out[f"{prefix}.{name}.lora_B.weight"] = b
-    return out
+    factors, iteration = _factors(run, word)
+    return comfyui_tensors(factors, get_family(config_of(run).policy.family)), f"iteration {iteration}"
 
 
 def misfits(tensors: Mapping[str, Tensor], key_map: Mapping[str, Any], weight: Callable[[str], Any]) -> tuple[list[str], int]:

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from ..trainer.device import choose_device
 from ..trainer.errors import UserError
-from ..trainer.prompts import Prompt, load_prompts
-from ..trainer.prompts import _from_json_line as read_json_line
+from ..trainer.prompts import Prompt, from_json_line, load_prompts
 from ..trainer.rewards import Reward, create
 from ..trainer.rewards.scoring import load_rewards, score_rewards
 from .annotate import to_uint8
@@ -69,7 +68,7 @@ def read_prompts(text: str) -> list[Prompt]:
     for number, line in enumerate(text.splitlines(), start=1):
         line, at = line.strip(), f"{NODE}: prompts, line {number}"
         if line.startswith("{"):
-            prompts.append(read_json_line(line, at))
+            prompts.append(from_json_line(line, at))
         elif line and not line.startswith("#"):
             prompts += load_prompts([line], at)
     return prompts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from functools import partial
 from typing import Any
 
@@ -81,7 +82,7 @@ class VGRPOTrainLoRA(io.ComfyNode):
                     "device",
                     options=list(flow.DEVICES),
                     default=flow.DEVICES[0],
-                    tooltip="Where it trains; auto takes the first of cuda, xpu, mps, cpu. One run a device, others wait.",
+                    tooltip="Where it trains; auto takes the device that ComfyUI itself uses. One run a device, others wait.",
                 ),
                 io.Combo.Input(
                     "on_cancel",
@@ -136,8 +137,11 @@ class VGRPOTrainLoRA(io.ComfyNode):
             if (host.device() if device == "auto" else device) != "cpu":
                 host.free_models()
 
-        obtained = flow.obtain(jobs, config, take, device, cls._origin(), free, waits, host.raise_if_cancelled)
+        origin = cls._origin()
+        obtained = flow.obtain(jobs, config, take, device, origin, free, waits, host.raise_if_cancelled)
         run = obtained.run
+        # At once, for the pages: a node that waits gives its output only at the end.
+        host.send("vgrpo.node", {"run": run.id, "node": node_id, "workflow": origin.get("workflow_id"), "time": time.time()})
         if waits:
 
             def cancelled() -> None:
@@ -162,7 +166,12 @@ class VGRPOTrainLoRA(io.ComfyNode):
     def _origin(cls) -> dict[str, Any]:
         """What the run keeps of the graph that made it."""
         graph = (cls.hidden.extra_pnginfo or {}).get("workflow")
-        found = {"node": cls.hidden.unique_id, "workflow": graph, "prompt": cls.hidden.prompt}
+        found = {
+            "node": cls.hidden.unique_id,
+            "workflow": graph,
+            "workflow_id": graph.get("id") if isinstance(graph, dict) else None,
+            "prompt": cls.hidden.prompt,
+        }
         return {key: json.loads(json.dumps(value, default=str)) for key, value in found.items() if value is not None}
 
 

@@ -26,7 +26,7 @@ def tiny_config(folder: Path, **changes: Any) -> RunConfig:
     data: dict[str, Any] = {
         "iterations": 100,
         "seed": 3,
-        "policy": {"model": str(folder), "dtype": "float32", "lora": {"rank": 4}},
+        "policy": {"model": str(folder), "dtype": "float32", "vae_dtype": "float32", "lora": {"rank": 4}},
         "prompts": {"train": PROMPTS, "evaluate": ["a red star", "three green squares"]},
         "rollout": {"group_size": 4, "prompts_per_iteration": 2, "steps": 4, "width": 64, "height": 64, "batch_size": 16},
         "surrogate": {"pairs": 3, "batch_size": 64},

@@ -33,7 +33,7 @@ def small_config(model: Path, **changes: Any) -> dict[str, Any]:
         "name": "small",
         "seed": 5,
         "iterations": 3,
-        "policy": {"model": str(model), "dtype": "float32", "lora": {"rank": 2}},
+        "policy": {"model": str(model), "dtype": "float32", "vae_dtype": "float32", "lora": {"rank": 2}},
         "prompts": {"train": ["a red square", "a blue circle", "a green star"], "evaluate": ["a red star", "two blue circles"]},
         "rollout": {"group_size": 3, "prompts_per_iteration": 2, "steps": 2, "width": 64, "height": 64, "batch_size": 8},
         "surrogate": {"pairs": 2, "batch_size": 16},

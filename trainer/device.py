@@ -47,6 +47,14 @@ def _usable_cores() -> int:
         return os.cpu_count() or 1
 
 
+def multiplies_bfloat16() -> bool:
+    """Whether this CPU has matrix units for bfloat16 (Intel's AMX), so that it is faster there than float32."""
+    import torch
+
+    supported = getattr(torch.cpu, "_is_amx_tile_supported", None)  # torch says it nowhere else
+    return bool(supported and supported())
+
+
 def choose_device(wanted: str = "auto"):
     """`auto` takes cuda, xpu, mps or cpu, the first there is. Raises UserError for a device that is not there."""
     import torch

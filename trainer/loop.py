@@ -77,9 +77,10 @@ def run_iteration(
     # For each prompt: sample a group of G outputs with theta_old.
     with _timed(clock, "rollout"):
         picks = pick_prompts(prompts, config.rollout.prompts_per_iteration, seed, iteration)
-        rollout = sample_groups(
-            policy, picks, conditioning, config.rollout.group_size, sampling_of(config), seed, iteration, on_step
-        )
+        with adapter.for_sampling():
+            rollout = sample_groups(
+                policy, picks, conditioning, config.rollout.group_size, sampling_of(config), seed, iteration, on_step
+            )
 
     # Rewards, group-relative advantages, optional soft clip.
     with _timed(clock, "reward"):
@@ -119,7 +120,7 @@ def run_iteration(
         evaluations_old, estimate.evaluations = estimate.evaluations, 0
 
         # N gradient steps on minibatches of the collected outputs.
-        _set_lr(learner.stepper.optimizer, lr := learning_rate(config.optimizer, iteration))
+        _set_lr(learner.stepper.optimizer, lr := learning_rate(config.optimizer, iteration, config.iterations))
         steps = []
         for n, outputs in enumerate(minibatches):
             old = (None, None) if on_policy else (old_losses[n], old_predictions[n])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -22,9 +23,16 @@ def build_optimizer(config: OptimizerConfig, parameters: Iterable[torch.nn.Param
     return classes[config.name](list(parameters), lr=config.lr, weight_decay=config.weight_decay)
 
 
-def learning_rate(config: OptimizerConfig, iteration: int) -> float:
-    """Linear warm-up over the first `warmup` iterations (0-based `iteration`), then constant."""
-    return config.lr * min(1.0, (iteration + 1) / config.warmup) if config.warmup else config.lr
+def learning_rate(config: OptimizerConfig, iteration: int, iterations: int) -> float:
+    """The learning rate of the 0-based `iteration` of `iterations`.
+
+    Linear warm-up over the first `warmup` iterations; after it the schedule, which would be 0 in the iteration after the last.
+    """
+    if iteration < config.warmup:
+        return config.lr * (iteration + 1) / config.warmup
+    left = 1 - (iteration - config.warmup) / max(1, iterations - config.warmup)
+    factor = {"constant": 1.0, "linear": left, "cosine": (1 - math.cos(math.pi * left)) / 2}[config.schedule]
+    return config.lr * factor
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ def _read_file(path: Path, where: str) -> Iterator[Prompt]:
         if not line:
             continue
         if suffix == ".jsonl":
-            yield _from_json_line(line, at)
+            yield from_json_line(line, at)
         elif not line.startswith("#"):
             yield Prompt(_text(line, at))
 
@@ -86,7 +86,8 @@ def _read_text(path: Path, where: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _from_json_line(line: str, at: str) -> Prompt:
+def from_json_line(line: str, at: str) -> Prompt:
+    """A line of a .jsonl file: an object with a prompt. `at` begins the text of a UserError."""
     try:
         entry = json.loads(line, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:

@@ -20,8 +20,8 @@ class Interrupted(Exception):
 
 
 class RequestDesk:
-    def __init__(self, run: RunDir, on_beat: Callable[[], None]):
-        self.run, self._on_beat = run, on_beat
+    def __init__(self, run: RunDir, on_beat: Callable[[], None] = lambda: None):
+        self.run, self.on_beat = run, on_beat
         self._waiting: list[str] = []
         self._looked = 0.0
 
@@ -51,7 +51,7 @@ class RequestDesk:
 
     def check(self) -> None:
         """Called often while the network works. Raises Interrupted if the run is to stop or pause."""
-        self._on_beat()
+        self.on_beat()
         if time.monotonic() - self._looked > LOOK_S:
             self._looked = time.monotonic()
             self._waiting += runs.take_requests(self.run)
@@ -65,5 +65,5 @@ class RequestDesk:
         return asked + runs.take_requests(self.run)
 
     def wait(self) -> None:
-        self._on_beat()
+        self.on_beat()
         time.sleep(WAIT_S)

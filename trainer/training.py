@@ -68,15 +68,24 @@ def start_run(config: RunConfig, root: Path, run_id: str | None = None) -> RunDi
 
 
 def train(
-    run: RunDir, device: torch.device, progress: Progress, cache: Path | None = None, bench: Bench | None = None
+    run: RunDir,
+    device: torch.device,
+    progress: Progress,
+    cache: Path | None = None,
+    bench: Bench | None = None,
+    desk: RequestDesk | None = None,
 ) -> dict[str, Any]:
     """Run or resume what `run`'s config.yaml says, to its end or until it is asked to stop; returns the summary.
 
     Raises UserError for what a user can mend, anything else as it comes; the state then says `failed` and why. A run that
-    another process works on is refused and left alone. `bench` takes parts that are built already for this configuration.
+    another process works on is refused and left alone. `bench` takes parts that are built already for this configuration,
+    `desk` one that takes this process's requests already; without it those that are there were meant for the process before.
     """
     runs.require_idle(run, "trained here too", unless_mine=True)
-    trainer = _Trainer(run, device, progress)
+    if desk is None:
+        runs.take_requests(run)
+        desk = RequestDesk(run)
+    trainer = _Trainer(run, device, progress, desk)
     try:
         return trainer.work(cache, bench)
     except BaseException as error:
@@ -87,11 +96,12 @@ def train(
 
 
 class _Trainer:
-    def __init__(self, run: RunDir, device: torch.device, progress: Progress):
+    def __init__(self, run: RunDir, device: torch.device, progress: Progress, desk: RequestDesk):
         self.run, self.device, self.progress = run, device, progress
         self.config = load_config(run.config_file)
         self.journal = Journal(run, self.config, device)
-        self.desk = RequestDesk(run, on_beat=self.journal.beat)
+        self.desk = desk
+        self.desk.on_beat = self.journal.beat
         self.position = Position()
         self.failures = FailureCount(self.config.rewards)
         self.started = time.perf_counter()
@@ -102,7 +112,6 @@ class _Trainer:
 
     def work(self, cache: Path | None, bench: Bench | None) -> dict[str, Any]:
         with self.desk.signals():
-            runs.take_requests(self.run)  # what the process before this one was asked
             clean_aside(self.run)
             self.bench = bench or build_bench(self.config, self.device, cache)
             for note in (*self.config.warnings(), *self.bench.notes):

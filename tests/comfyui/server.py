@@ -32,6 +32,7 @@ from tests.comfyui.comfyui_site import comfyui_site
 from tests.comfyui.comfyui_tree import comfyui_tree
 from trainer import runs
 from trainer.errors import UserError
+from trainer.runs.state import state_or_lost
 
 ROOT = Path(__file__).parents[2]
 PACK_NAME = "V-GRPO"
@@ -40,9 +41,10 @@ STRANGE_PACK_NAME = "V-GRPO nœuds 训练"
 PROBE_NAME = "probe pack"
 MODEL_FOLDERS = ("checkpoints", "clip", "diffusers", "diffusion_models", "loras", "text_encoders", "vae")
 _NOT_INSTALLED = ("tests", "runs", "build", "dist", "node_modules")  # at the top of the repository
-# How many times longer than usual tests wait: for a machine that has other work.
+# How many times longer than usual tests wait: for a machine that has other work. Limits are generous all the same, since a
+# process that ends is seen at once; they are for one that hangs.
 PATIENCE = float(os.environ.get("VGRPO_TEST_PATIENCE") or 1)
-START_S = 180.0 * PATIENCE  # a cold start; a free machine takes about 10 s
+START_S = 600.0 * PATIENCE  # a free machine takes about 10 s
 _DONE = {"execution_success": "success", "execution_error": "error", "execution_interrupted": "interrupted"}
 
 
@@ -101,7 +103,7 @@ class ComfyServer:
 
     def start(self) -> ComfyServer:
         """Starts and waits until it serves. Raises ServerFailed with the end of the log."""
-        self.port = free_port()
+        self.port = self.port or free_port()  # started again, it is where its pages look for it
         command = [sys.executable, str(self.tree / "main.py"), "--cpu", "--listen", "127.0.0.1", "--port", str(self.port)]
         command += ["--base-directory", str(self.base), "--database-url", "sqlite:///:memory:", "--disable-auto-launch"]
         command += ["--disable-api-nodes", *self.arguments]  # a few seconds of imports, and it answers with a strict CSP
@@ -153,11 +155,20 @@ class ComfyServer:
 
     def end_trainers(self) -> None:
         """No trainer outlives the tests: those still at work in this base directory are killed, each by its own id."""
-        for run in runs.list_runs(self.runs_root):
-            with suppress(UserError, ProcessLookupError):
-                state = runs.read_state(run)
-                if state.active and state.pid and state.pid != os.getpid():
-                    os.kill(state.pid, signal.SIGKILL if os.name != "nt" else signal.SIGTERM)
+        asked: set[str] = set()
+        deadline = time.monotonic() + 15
+        while time.monotonic() < deadline:
+            active = {run.id: state for run in runs.list_runs(self.runs_root) if (state := state_or_lost(run)).active}
+            for run_id, state in active.items():
+                with suppress(ProcessLookupError, UserError):
+                    if state.pid and state.pid != os.getpid():
+                        os.kill(state.pid, signal.SIGKILL if os.name != "nt" else signal.SIGTERM)
+                    elif run_id not in asked:  # it is being launched, and has no id yet
+                        asked.add(run_id)
+                        runs.request(runs.find_run(self.runs_root, run_id), "stop")
+            if not active:
+                return
+            time.sleep(0.2)
 
     def pack_changes(self) -> list[str]:
         """What was written, changed or removed in the pack's folder since it was installed: nothing, if all is well."""
@@ -226,7 +237,7 @@ class Client:
         self._open = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._listen()), daemon=True)
         self._thread.start()
-        assert self._open.wait(20 * PATIENCE), "ComfyUI does not answer on its WebSocket"
+        assert self._open.wait(60 * PATIENCE), "ComfyUI does not answer on its WebSocket"
 
     def close(self) -> None:
         self._closing.set()
@@ -292,7 +303,7 @@ class Client:
             raise Refused(answer)
         return answer["prompt_id"]
 
-    def wait(self, prompt_id: str, timeout: float = 180.0 * PATIENCE) -> Result:
+    def wait(self, prompt_id: str, timeout: float = 600.0 * PATIENCE) -> Result:
         """Waits until the prompt has ended, however it ends."""
         begin = time.monotonic()
         last = self.message(lambda m: m["type"] in _DONE and m["data"].get("prompt_id") == prompt_id, timeout)
@@ -301,11 +312,11 @@ class Client:
         mine = [m for m in self.messages if m["data"].get("prompt_id") == prompt_id]
         result.executed = [m["data"]["node"] for m in mine if m["type"] == "executing" and m["data"].get("node")]
         # The message is sent a moment before the history is written.
-        history = wait_until(lambda: self.get(f"/history/{prompt_id}"), 20, "the history holds the prompt")
+        history = wait_until(lambda: self.get(f"/history/{prompt_id}"), 60 * PATIENCE, "the history holds the prompt")
         result.outputs = history[prompt_id]["outputs"]
         return result
 
-    def run(self, prompt: dict[str, Any], timeout: float = 180.0 * PATIENCE, **more: Any) -> Result:
+    def run(self, prompt: dict[str, Any], timeout: float = 600.0 * PATIENCE, **more: Any) -> Result:
         return self.wait(self.queue(prompt, **more), timeout)
 
     def interrupt(self) -> None:
@@ -381,10 +392,16 @@ def wait_until(condition: Callable[[], Any], timeout: float, what: str, every: f
 
 @contextmanager
 def serving(base: Path, **options: Any) -> Iterator[ComfyServer]:
-    """A server for the length of a `with`; its trainers end with it."""
+    """A server for the length of a `with`; its trainers end with it, also when this process is told to end."""
     server = ComfyServer(base, **options)
+    before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         yield server.start()
     finally:
         server.stop()
         server.end_trainers()
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt  # what pytest tidies up after

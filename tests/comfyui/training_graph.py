@@ -8,7 +8,7 @@ from tests.comfyui.graph import Prompt, choices, definitions, is_widget
 from tests.comfyui.server import PATIENCE, Client, wait_until
 
 TRAIN = "train"  # the id of the Train LoRA node in these graphs
-PATIENCE_S = 240.0 * PATIENCE  # a trainer starts in seconds, but tests share the machine
+PATIENCE_S = 600.0 * PATIENCE  # a trainer starts in seconds, but tests share the machine
 SMALL = {"group_size": 4, "prompts_per_iteration": 2, "steps": 2, "evaluate_prompts": 2}
 SMALL_EVALUATION = "evaluation: {seeds: 1, steps: 2}"
 
@@ -84,5 +84,6 @@ def ask(client: Client, run: str, action: str) -> None:
 def executing(client: Client, prompt_id: str, node_id: str = TRAIN) -> None:
     """Waits until the node of that prompt has begun."""
     client.message(
-        lambda m: m["type"] == "executing" and m["data"].get("prompt_id") == prompt_id and m["data"].get("node") == node_id
+        lambda m: m["type"] == "executing" and m["data"].get("prompt_id") == prompt_id and m["data"].get("node") == node_id,
+        PATIENCE_S,
     )

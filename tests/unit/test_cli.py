@@ -23,6 +23,7 @@ from tests.small_run import EVERYTHING, ROOT, events, go, lora_bytes, new_run, s
 from tests.small_run import write_config as write
 from trainer import cli, runs
 from trainer.runs import RunDir
+from trainer.runs.device_queue import Place, tickets
 
 COMMANDS = ("demo", "train", "resume", "sample", "score", "export", "runs")
 
@@ -210,6 +211,46 @@ def test_train_prints_where_the_lora_is_and_before_and_after(main, tiny_sd3, tmp
     assert str(run.lora_dir / "small.safetensors") in out
     assert f"held-out brightness: {summary['eval_reward_before']:.3f} -> {summary['eval_reward_after']:.3f}" in out
     assert str(run.path / "before-after.png") in out and summary["lora_path"] == str(run.lora_dir / "small.safetensors")
+
+
+def test_a_busy_device_is_told_and_not_waited_for(main, tiny_sd3, tmp_path):
+    config = write(tmp_path / "c.yaml", small_config(tiny_sd3, iterations=1))
+    with Place(RunDir(tmp_path / "the-first"), "cpu") as other:
+        assert other.holds()
+        note = f"note: the run the-first (process {os.getpid()}) is on cpu already; this one trains beside it"
+        out = main("train", config, "--output", tmp_path / "o", "--run-id", "small", "--device", "cpu")
+        assert out.count("note: ") == 1 and out.startswith(note) and "LoRA " in out
+        assert [ticket.run_id for ticket in tickets(other.folder)] == ["the-first"]  # it left no place in line behind
+
+
+@pytest.mark.parametrize("command", ["train", "resume"])
+def test_a_run_in_a_terminal_holds_its_device(command, tiny_sd3, tmp_path, monkeypatch):
+    from trainer.commands import train
+
+    messages = []
+
+    def work(run, device, bench=None):
+        with Place(RunDir(tmp_path / "another"), "cpu") as place:
+            messages.append("" if place.holds() else place.message())
+        return 0
+
+    monkeypatch.setattr(train, "work", work)
+    config = write(tmp_path / "c.yaml", small_config(tiny_sd3))
+    run = runs.create_run(tmp_path / "o", "small")
+    shutil.copy(config, run.config_file)
+    target = {"train": [config, "--output", tmp_path / "o2", "--run-id", "small"], "resume": [run.path]}[command]
+    assert cli.main([command, *map(str, target), "--device", "cpu"]) == 0
+    assert messages == ["waiting for small on cpu"]
+    with Place(RunDir(tmp_path / "another"), "cpu") as place:
+        assert place.holds()
+
+
+def test_a_cache_that_cannot_be_written_does_not_stop_a_run_in_a_terminal(main, tiny_sd3, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("VGRPO_CACHE", str(tmp_path / "file"))
+    config = write(tmp_path / "c.yaml", small_config(tiny_sd3, iterations=1))
+    out = main("train", config, "--output", tmp_path / "o", "--device", "cpu")
+    assert out.startswith("note: Cannot take a place in line for cpu") and "LoRA " in out
 
 
 def test_overrides_and_seed(main, tiny_sd3, tmp_path):

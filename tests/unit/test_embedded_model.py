@@ -66,7 +66,7 @@ def test_the_base_is_fair_but_far_from_perfect(pipe):
     score, accuracy = parts.measure(model, held_out, seed=2, samples=192)
     assert 0.4 <= score <= 0.6 and 0.12 <= accuracy <= 0.35
     guided_score, guided_accuracy = parts.measure(model, held_out, seed=2, samples=192, guidance=3.0)
-    assert guided_score > score + 0.05 and 0.25 <= guided_accuracy <= 0.5
+    assert guided_score > score + 0.05 and 0.3 <= guided_accuracy <= 0.6
 
 
 SMALLER = ["--set", "rollout.group_size=8", "--set", "rollout.prompts_per_iteration=12", "--set", "evaluation.prompts=24"]
@@ -92,7 +92,7 @@ def test_the_verifiable_reward_rises_on_held_out_prompts(tmp_path):
     """A third of the demo; the whole of it is measured by benchmarks/demo_seeds.py."""
     shorter = ["--iterations", "12", "--set", "evaluation.prompts=64", "--set", "rollout.group_size=16"]
     _, summary = finished_demo(tmp_path, *shorter, "--set", "rollout.prompts_per_iteration=8", "--set", "monitors={}")
-    assert summary["eval_reward_after"] - summary["eval_reward_before"] > 0.03
+    assert summary["eval_reward_after"] - summary["eval_reward_before"] > 0.05
 
 
 @pytest.mark.slow

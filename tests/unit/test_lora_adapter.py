@@ -264,6 +264,35 @@ def test_disabled_is_the_base_model_and_restores(adapter: LoraAdapter) -> None:
     assert not frozen.requires_grad
 
 
+def test_merged_is_the_same_policy_in_fewer_products_and_the_base_comes_back_bit_for_bit(adapter: LoraAdapter) -> None:
+    train_a_little(adapter)
+    base = {name: value.clone() for name, value in adapter.denoiser.state_dict().items()}
+    with_policy = output(adapter.denoiser)
+    other = random_factors(adapter.snapshot(), 11)
+    with pytest.raises(KeyError), adapter.merged():
+        torch.testing.assert_close(output(adapter.denoiser), with_policy, rtol=1e-4, atol=1e-5)
+        assert not torch.is_grad_enabled()
+        raise KeyError
+    with adapter.using(other):
+        with_other = output(adapter.denoiser)
+        with adapter.for_sampling():
+            merged = output(adapter.denoiser)
+    torch.testing.assert_close(merged, with_other, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(with_other, with_policy, rtol=1e-4, atol=1e-5)
+    assert torch.equal(output(adapter.denoiser), with_policy)
+    assert all(torch.equal(value, base[name]) for name, value in adapter.denoiser.state_dict().items())
+    adapter.assert_trainable()
+
+
+def test_half_precision_weights_are_not_merged(adapter: LoraAdapter) -> None:
+    train_a_little(adapter)
+    half = adapter_on(tiny_sd3().to(torch.bfloat16))
+    with half.for_sampling():
+        assert not half._layers[half.names[0]].disable_adapters
+    with pytest.raises(RuntimeError, match="needs float32"), half.merged():
+        pass
+
+
 def test_start_from_a_smaller_rank_keeps_the_change_and_trains_every_direction() -> None:
     adapter = attach(tiny_sd3(), rank=6, alpha=3.0, targets="attention+mlp", seed=7)
     made = random_factors(adapter_on(tiny_sd3()).snapshot(), 4)

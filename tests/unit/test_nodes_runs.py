@@ -16,6 +16,8 @@ from tests.comfy_process import in_comfyui
 from trainer import runs
 from trainer.config import load_config
 from trainer.lora import LoraFactors, export_lora, linear_shapes
+from trainer.lora.families import get_family
+from trainer.lora.formats import comfyui_tensors
 from trainer.runs.checkpoints import list_checkpoints, load_checkpoint
 from trainer.samples import saved_means
 
@@ -165,7 +167,7 @@ def test_a_checkpoint_gives_what_export_would_write(root, tiny_sd3, tmp_path, wo
     path = export_lora(factors(run, number), tmp_path / "exported.safetensors", network=network)
     tensors, which = run_lora.lora_tensors(run, word)
     assert same(tensors, load_file(path)) and which == f"iteration {number}"
-    raw = run_lora.comfyui_tensors(factors(run, number, "lora"), "sd3")
+    raw = comfyui_tensors(factors(run, number, "lora"), get_family("sd3"))
     assert same(tensors, raw) == (number == 1 and same(factors(run, 1).tensors(), factors(run, 1, "lora").tensors()))
 
 

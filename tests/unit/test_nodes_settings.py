@@ -21,7 +21,8 @@ OTHER = {
     "iterations": 7, "seed": 123, "group_size": 6, "prompts_per_iteration": 5, "sampler": "heun", "steps": 9, "width": 96,
     "height": 112, "guidance": 1.5, "rollout_batch_size": 3, "pairs": 5, "share": "batch", "weighting": "x",
     "update_batch_size": 7, "gradient_steps": 2, "clip_eps": 0.006, "kl_coef": 0.1, "soft_clip_eta": 2.0, "lr": 2e-4,
-    "ema_decay": 0.5, "warmup": 2, "evaluate_every": 3, "evaluate_prompts": 11, "checkpoint_every": 4, "checkpoint_keep": 2,
+    "ema_decay": 0.5, "warmup": 2, "schedule": "linear", "evaluate_every": 3, "evaluate_prompts": 11,
+    "checkpoint_every": 4, "checkpoint_keep": 2,
 }  # fmt: skip
 
 

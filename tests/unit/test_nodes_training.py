@@ -165,6 +165,32 @@ def test_devices_are_checked_by_form_only():
 # --- one run a graph, with real processes
 
 
+def test_memory_is_freed_before_a_process_starts(tiny_sd3, tmp_path):
+    """Freed beside or after the launch, the trainer runs out of memory, and works on the second try."""
+    config = pack("trainer.config").load_config(small_run.small_config(tiny_sd3))
+    run, order = pack_run(small_run.new_run(tmp_path, small_run.small_config(tiny_sd3))), []
+
+    class Jobs:
+        found = None
+
+        def find_same(self, digest, take):
+            return self.found
+
+        def start(self, *args):
+            order.append("start")
+            return run
+
+        def resume(self, *args):
+            order.append("resume")
+
+    jobs = Jobs()
+    for status, found in ((runs.STARTING, None), (runs.FAILED, run), (runs.STOPPED, run), (runs.FINISHED, run)):
+        runs.write_state(run, runs.RunState(status))
+        jobs.found = found
+        flow.obtain(jobs, config, 0, "auto", {}, lambda: order.append("free"), True)
+    assert order == ["free", "start", "free", "resume", "free", "resume"]
+
+
 @pytest.mark.slow
 def test_one_run_a_configuration_and_take(tiny_sd3, tmp_path):
     """Started once; attached to while active; resumed after a kill; given back when finished; another take is another run."""
@@ -305,7 +331,8 @@ finally:
 """
     answer = in_comfyui(tmp_path / "ComfyUI läuft", _NODE + code, data=small_run.small_config(tiny_sd3, iterations=6))
     assert answer["background"] == [True, "latest", "", True]
-    assert answer["origin"][0]["node"] == "5" and answer["origin"][1] == {"id": "w"}
+    origin, workflow = answer["origin"]
+    assert (origin["node"], origin["workflow_id"], workflow) == ("5", "w", {"id": "w"})
     assert answer["cancel"][0] == "InterruptProcessingException" and answer["cancel"][1] < 1.0
     assert ": resumed; finished" in answer["ui"]["text"][0]
     assert answer["runs"] == 1 and answer["state"] == runs.FINISHED

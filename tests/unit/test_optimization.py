@@ -36,8 +36,19 @@ def test_the_optimizer_is_the_named_one_with_its_settings(name, kind):
 
 def test_warm_up_is_linear_then_constant():
     config = OptimizerConfig(lr=0.4, warmup=4)
-    assert [learning_rate(config, i) for i in range(6)] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4, 0.4])
-    assert learning_rate(OptimizerConfig(lr=0.4), 0) == 0.4
+    assert [learning_rate(config, i, 6) for i in range(6)] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4, 0.4])
+    assert learning_rate(OptimizerConfig(lr=0.4), 0, 1) == 0.4
+
+
+@pytest.mark.parametrize(
+    ("schedule", "rates"),
+    [("linear", [0.2, 0.4, 0.4, 0.3, 0.2, 0.1]), ("cosine", [0.2, 0.4, 0.4, 0.2 + 0.2 * 0.5**0.5, 0.2, 0.2 - 0.2 * 0.5**0.5])],
+)
+def test_a_schedule_falls_after_the_warm_up_and_would_reach_zero_after_the_last_iteration(schedule, rates):
+    config = OptimizerConfig(lr=0.4, warmup=2, schedule=schedule)
+    assert [learning_rate(config, i, 6) for i in range(6)] == pytest.approx(rates)
+    assert learning_rate(config, 6, 6) == pytest.approx(0)
+    assert learning_rate(OptimizerConfig(lr=0.4, warmup=3, schedule=schedule), 2, 3) == pytest.approx(0.4)
 
 
 def test_a_step_is_taken_counted_and_cleared():

@@ -12,6 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.bench import CPU, PROMPTS, shake, tiny_bench, watch_denoiser
+from trainer import policies
+from trainer.config import PolicyConfig
 from trainer.policies.base import Sampling
 from trainer.policies.samplers import flow_scheduler
 from trainer.policies.sd3 import SD3Policy
@@ -26,6 +28,17 @@ WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"
 @pytest.fixture(scope="module")
 def policy(tiny_sd3, tmp_path_factory):
     return SD3Policy(tiny_sd3, CPU, cache=tmp_path_factory.mktemp("conditioning"))
+
+
+@pytest.fixture(scope="module")
+def with_t5(tiny_sd3, tmp_path_factory):
+    """A folder whose T5 says something; that of the tiny one is a placeholder, as the embedded model's."""
+    folder = shutil.copytree(tiny_sd3, tmp_path_factory.mktemp("t5") / "model")
+    file = folder / "text_encoder_3" / "model.safetensors"
+    tensors = load_file(file)
+    tensors["encoder.final_layer_norm.weight"].fill_(1)
+    save_file(tensors, file, metadata={"format": "pt"})
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -212,27 +225,36 @@ def test_seeds_and_conditionings_must_pair_up(policy, conditioning):
 # Encoding
 
 
-def test_conditioning_is_the_pipelines_own(policy, pipeline):
-    ours = policy.encode([*PROMPTS, PROMPTS[0]])
+def test_conditioning_is_the_pipelines_own(with_t5, tmp_path):
+    from diffusers import StableDiffusion3Pipeline
+
+    pipeline = StableDiffusion3Pipeline.from_pretrained(with_t5)
+    ours = SD3Policy(with_t5, CPU, cache=tmp_path).encode([*PROMPTS, PROMPTS[0]])
     context, _, pooled, _ = pipeline.encode_prompt(
         [*PROMPTS, PROMPTS[0]], None, None, do_classifier_free_guidance=False, max_sequence_length=256
     )
     given = ours.gather(CPU, torch.float32)
-    torch.testing.assert_close(given["context"], context, rtol=0, atol=1e-6)
+    torch.testing.assert_close(given["context"], context, rtol=0, atol=2e-5)
     torch.testing.assert_close(given["pooled"], pooled, rtol=0, atol=1e-6)
     assert (context[0] - context[1]).abs().max() > 1e-3
     context, _, pooled, _ = pipeline.encode_prompt("", None, None, do_classifier_free_guidance=False, max_sequence_length=256)
     empty = ours.gather_unconditional(CPU, torch.float32)
-    torch.testing.assert_close(empty["context"], context.expand(4, -1, -1), rtol=0, atol=1e-6)
+    torch.testing.assert_close(empty["context"], context.expand(4, -1, -1), rtol=0, atol=2e-5)
     torch.testing.assert_close(empty["pooled"], pooled.expand(4, -1), rtol=0, atol=1e-6)
 
 
-def test_without_t5_its_tokens_are_left_out(tiny_sd3, policy, tmp_path):
+def test_without_t5_its_tokens_are_left_out(with_t5, tmp_path):
     """ComfyUI, where the LoRA is used, appends none; diffusers would append 256 tokens of zeros."""
-    short = SD3Policy(tiny_sd3, CPU, cache=tmp_path, use_t5=False).encode(PROMPTS).tensors["context"]
-    long = policy.encode(PROMPTS).tensors["context"]
+    short = SD3Policy(with_t5, CPU, cache=tmp_path, use_t5=False).encode(PROMPTS).tensors["context"]
+    long = SD3Policy(with_t5, CPU, cache=tmp_path).encode(PROMPTS).tensors["context"]
     assert long.shape[1] == short.shape[1] + 256
     torch.testing.assert_close(long[:, : short.shape[1]], short, rtol=0, atol=1e-6)
+
+
+def test_a_t5_that_always_says_zero_is_left_out_by_itself(tiny_sd3, with_t5, tmp_path):
+    silent = SD3Policy(tiny_sd3, CPU, cache=tmp_path).encode(PROMPTS).tensors["context"]
+    without = SD3Policy(with_t5, CPU, cache=tmp_path, use_t5=False).encode(PROMPTS).tensors["context"]
+    torch.testing.assert_close(silent, without, rtol=0, atol=1e-6)
 
 
 def _count_encoder_calls(monkeypatch) -> list[int]:
@@ -299,7 +321,7 @@ def test_a_changed_tokenizer_is_another_encoder(tiny_sd3, tmp_path, monkeypatch)
     assert not torch.equal(before.tensors["context"][0], after.tensors["context"][0])
 
 
-def test_encoders_leave_memory(tiny_sd3, tmp_path, monkeypatch):
+def test_encoders_leave_memory(with_t5, tmp_path, monkeypatch):
     from transformers import PreTrainedModel
 
     alive, load = [], PreTrainedModel.from_pretrained.__func__
@@ -310,7 +332,7 @@ def test_encoders_leave_memory(tiny_sd3, tmp_path, monkeypatch):
         return model
 
     monkeypatch.setattr(PreTrainedModel, "from_pretrained", classmethod(watched))
-    policy = SD3Policy(tiny_sd3, CPU, cache=tmp_path)
+    policy = SD3Policy(with_t5, CPU, cache=tmp_path)
     assert alive == []  # nor are they loaded with the policy
     conditioning = policy.encode(PROMPTS)
     assert len(alive) == 3
@@ -366,3 +388,26 @@ def test_decode_rounds_and_clamps(policy, monkeypatch):
     monkeypatch.setattr(policy._pipe.vae, "decode", lambda latents, return_dict: (picture,))
     row = policy.decode(torch.zeros(1, 16, 1, 1))[0, 0, :, 0].tolist()
     assert row == [0, 0, 128, 100, 101, 255, 255, 255]
+
+
+@pytest.mark.parametrize(
+    ("setting", "dtype", "matrix_units", "kind", "found"),
+    [
+        ("auto", "float32", True, "cpu", "bfloat16"),
+        ("auto", "float32", False, "cpu", "float32"),
+        ("auto", "float16", True, "cuda", "float16"),
+        ("float32", "bfloat16", True, "cpu", "float32"),
+    ],
+)
+def test_the_decoder_s_number_format(monkeypatch, setting, dtype, matrix_units, kind, found):
+    monkeypatch.setattr(policies, "multiplies_bfloat16", lambda: matrix_units)
+    config = PolicyConfig.model_validate({"model": "demo", "dtype": dtype, "vae_dtype": setting})
+    assert policies.decoder_format(config, torch.device(kind)) == found
+
+
+def test_a_half_precision_decoder_draws_nearly_the_same_picture_with_the_same_network(tiny_sd3, tmp_path, policy):
+    half = SD3Policy(tiny_sd3, CPU, cache=tmp_path, vae_dtype=torch.bfloat16)
+    assert half.denoiser.dtype == torch.float32 and half._pipe.vae.dtype == torch.bfloat16
+    latents = torch.randn(2, 16, 8, 8, generator=torch.Generator().manual_seed(3))
+    one, other = policy.decode(latents).int(), half.decode(latents).int()
+    assert one.float().std() > 5 and (one - other).abs().float().mean() < 3

@@ -49,8 +49,9 @@ def run(root):
     index = {
         "files": ["p000-s0.png", "../../secret.png", 7],
         "prompts": ["a"],
-        "seeds": [3],
+        "seeds": [2**62 + 1],
         "seeds_per_prompt": 1,
+        "scores": {"scene": [0.5]},
         "means": {},
     }
     runs.write_json(folder / "index.json", index)
@@ -135,6 +136,8 @@ def test_what_is_shown(root, run):
         assert all_of_it["samples"][0]["grid"] == "samples/000000/grid.png" and all_of_it["checkpoints"] == []
         assert all_of_it["log"] == str(run.log_file) and all_of_it["summary"] is None
 
+        assert all_of_it["workflow"] is False and "scores" not in all_of_it["samples"][0]
+
         log = await got(client, "/vgrpo/runs/demo-1/log?tail=2")
         assert log == {"run": "demo-1", "lines": ["zwei", "drei ö"]}
         assert (await got(client, "/vgrpo/runs/torn/log"))["lines"] == []
@@ -149,6 +152,7 @@ def test_what_is_shown(root, run):
             "rollout.prompts_per_iteration",
         }
         assert [row["preset"] for row in config["diff"] if row["key"] == "prompts.train"] == ["240 entries"]
+        assert (config["rewards"], config["clip_eps"]) == ({"scene": 1.0}, 0.02) and "saturation" in config["monitors"]
         assert (await got(client, "/vgrpo/runs/torn/config", 409))["error"]
 
 
@@ -194,11 +198,130 @@ def test_any_window_of_a_long_run_takes_less_than_100_ms(root, run):
 
         for after in (0, 3000, 6000, 9000, 9990):
             assert await quickest(f"after={after}") < 0.1
+            assert await quickest(f"before={after + 1}&types=evaluation,paused") < 0.1
         assert await quickest("after=0&types=evaluation,paused") < 0.1
         last = await got(client, "/vgrpo/runs/demo-1/events?after=9990")
         assert last["events"][-1]["iteration"] == 10_000 and not last["more"]
 
 
+def test_the_newest_events_backwards(root, run):
+    @served(root)
+    async def test(client):
+        newest = await got(client, f"/vgrpo/runs/demo-1/events?before={2**53}&limit=2")
+        assert [event["seq"] for event in newest["events"]] == [5, 6] and newest["more"] and newest["last_seq"] == 6
+        older = await got(client, "/vgrpo/runs/demo-1/events?before=5&limit=1000")
+        assert [event["seq"] for event in older["events"]] == [1, 2, 3, 4] and not older["more"]
+        kind = await got(client, "/vgrpo/runs/demo-1/events?before=6&types=evaluation,paused")
+        assert [event["seq"] for event in kind["events"]] == [1]
+        both = await got(client, "/vgrpo/runs/demo-1/events?before=6&after=3")
+        assert [event["seq"] for event in both["events"]] == [4, 5]
+        for wrong in ("before=0", "before=x", "before=" + "9" * 17):
+            assert "allowed: " in (await got(client, f"/vgrpo/runs/demo-1/events?{wrong}", 400))["error"]
+
+
+def test_series(root, run):
+    @served(root)
+    async def test(client):
+        found = await got(client, "/vgrpo/runs/demo-1/series")
+        assert found == {
+            "run": "demo-1",
+            "last_seq": 6,
+            "train": {"x": [1, 2, 3, 4], "columns": {"reward/total/mean": [0.1, 0.2, 0.3, 0.4]}},
+            "evaluate": {"x": [0], "columns": {"eval/total/mean": [None]}},
+            "decimated": False,
+        }
+        part = await got(client, "/vgrpo/runs/demo-1/series?from=2&to=3")
+        assert part["train"]["x"] == [2, 3] and part["evaluate"]["x"] == []
+        few = await got(client, "/vgrpo/runs/demo-1/series?points=2")
+        assert few["train"]["x"] == [1, 4] and few["decimated"] is True
+        for wrong in ("points=1", "points=99999", "from=-1", "to=x"):
+            assert "allowed: " in (await got(client, f"/vgrpo/runs/demo-1/series?{wrong}", 400))["error"]
+
+
+def test_some_runs_of_the_list(root, run):
+    runs.create_run(root, "other")
+
+    @served(root, view=lambda run: {"view": run.id})
+    async def test(client):
+        listed = (await got(client, "/vgrpo/runs?ids=demo-1,gone,demo-1"))["runs"]
+        assert [one["id"] for one in listed] == ["demo-1"] and listed[0]["view"] == "demo-1"
+        assert listed[0]["spark"] == [0.1, 0.2, 0.3, 0.4] and listed[0]["thumbnail"] == "samples/000000/grid.png"
+        assert (await got(client, "/vgrpo/runs?ids="))["runs"] == []
+        for wrong in ("../x", "A", ",".join(f"r{number}" for number in range(201))):
+            assert "allowed: " in (await got(client, f"/vgrpo/runs?ids={wrong}", 400))["error"]
+
+
+def test_evaluations_are_told_once_and_in_full_where_asked(root, run):
+    first = json.loads((run.samples / "000000" / "index.json").read_text())
+    for iteration, prompts in ((8, ["a"]), (16, ["b"])):
+        folder = run.samples / f"{iteration:06d}"
+        folder.mkdir()
+        runs.write_json(folder / "index.json", {**first, "prompts": prompts})
+
+    @served(root)
+    async def test(client):
+        samples = (await got(client, "/vgrpo/runs/demo-1"))["samples"]
+        assert [one["iteration"] for one in samples] == [0, 8, 16]
+        assert [one["prompts"] for one in samples] == [["a"], None, ["b"]]
+        assert [one["seeds"] for one in samples] == [[str(2**62 + 1)], None, None]  # a browser would round the number
+        assert samples[1]["files"] is None and samples[1]["grid"] is None
+        one = await got(client, "/vgrpo/runs/demo-1/samples/8")
+        assert (one["prompts"], one["scores"], one["iteration"]) == (["a"], {"scene": [0.5]}, 8)
+        assert (await got(client, "/vgrpo/runs/demo-1/samples/000000"))["grid"] == "samples/000000/grid.png"
+        for wrong in ("9", "x", "..%2f000000", "1" * 13):
+            assert "no such evaluation" in (await got(client, f"/vgrpo/runs/demo-1/samples/{wrong}", 404))["error"]
+
+
+def test_the_command_that_repeats_a_run(root, run):
+    import shlex
+
+    from trainer.cli import build_parser
+
+    @served(root)
+    async def test(client):
+        command = (await got(client, "/vgrpo/runs/demo-1/command"))["command"]
+        words = shlex.split(command)
+        args = build_parser().parse_args(words[2:])
+        assert words[1].endswith("cli.py") and args.command == "train"
+        assert args.config == str(run.config_file) and args.output == root
+        run.config_file.unlink()
+        assert "no config.yaml" in (await got(client, "/vgrpo/runs/demo-1/command", 409))["error"]
+
+
+def test_the_graph_that_started_a_run(root, run):
+    @served(root)
+    async def test(client):
+        assert "not started from a graph" in (await got(client, "/vgrpo/runs/demo-1/workflow", 404))["error"]
+        runs.write_json(run.path / "workflow.json", {"nodes": [{"id": 1}]})
+        assert await got(client, "/vgrpo/runs/demo-1/workflow") == {"nodes": [{"id": 1}]}
+        assert (await got(client, "/vgrpo/runs/demo-1"))["workflow"] is True
+
+
+def test_the_folder_is_opened_only_for_who_sits_here(root, run):
+    opened = []
+
+    def open_folder(path):
+        opened.append(path)
+        return True
+
+    path = "/vgrpo/runs/demo-1/reveal"
+
+    @served(root, reveal=open_folder)
+    async def test(client):
+        assert await posted(client, path) == {"run": "demo-1", "path": str(run.path), "opened": True}
+        for headers in ({"Host": "runs.example"}, {"X-Forwarded-For": "192.0.2.1"}, {"Host": "192.0.2.9:80"}):
+            answer = await posted(client, path, json={}, headers=headers)
+            assert answer == {"run": "demo-1", "path": str(run.path), "opened": False}
+        await posted(client, path, status=400, data="{}", headers={"Content-Type": "text/plain"})
+        await posted(client, "/vgrpo/runs/other/reveal", status=404)
+        assert opened == [run.path]
+
+    @served(root)
+    async def told(client):
+        assert (await posted(client, path))["opened"] is False
+
+
+TAILS = ["events", "series", "log", "config", "command", "workflow", "samples/0", "samples/000000/grid.png"]
 BAD_IDS = ["..", "%2e%2e", "a%2Fb", "..%2f..%2fetc", "A", "a" * 65, "-a", "a%00", "%C3%A4", "C:", "a b"]
 
 
@@ -210,7 +333,7 @@ def test_ids_and_names_never_leave_the_folder(root, run, tmp_path):
         from yarl import URL
 
         for name in BAD_IDS:
-            for tail in ("", "/events", "/log", "/config", "/samples/000000/grid.png"):
+            for tail in ("", *(f"/{part}" for part in TAILS)):
                 async with client.get(URL(f"/vgrpo/runs/{name}{tail}", encoded=True)) as answer:
                     assert answer.status in (400, 404), (name, tail)
                     assert b"secret" not in await answer.read()

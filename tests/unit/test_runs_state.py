@@ -15,6 +15,7 @@ import pytest
 from trainer.errors import UserError
 from trainer.runs import RunState, create_run, own_process, process_start_time, read_state, require_idle, write_state
 from trainer.runs import processes as processes_module
+from trainer.runs.state import state_or_lost
 
 
 @pytest.fixture
@@ -160,6 +161,14 @@ def test_a_missing_state_gives_one_line_and_a_later_version_is_read(run):
         read_state(run)
     run.state_file.write_text('{"status": "finished", "iteration": 4, "colour": "red"}')
     assert read_state(run).iteration == 4
+
+
+def test_a_run_whose_folder_is_being_made_is_not_called_lost(tmp_path):
+    made = create_run(tmp_path, "just-now")
+    assert state_or_lost(made).status == "starting"
+    hour_ago = time.time() - 3600
+    os.utime(made.path, (hour_ago, hour_ago))
+    assert state_or_lost(made).status == "lost"
 
 
 def test_a_run_that_runs_is_not_idle(run, child):

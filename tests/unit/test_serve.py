@@ -81,6 +81,34 @@ def test_control_needs_the_token(root):
     session(root, "secret ü", test)
 
 
+def test_the_page_comes_with_the_runs(root):
+    async def test(client):
+        async with client.get("/") as answer:
+            assert answer.status == 200 and "script-src 'self'" in answer.headers["Content-Security-Policy"]
+        for path in ("/web/page/page.mjs", "/web/lib/store.mjs", "/vgrpo/assets/plotly.js", "/api/vgrpo/assets/plotly.js"):
+            async with client.get(path) as answer:
+                assert answer.status == 200 and answer.content_type == "text/javascript", path
+        async with client.get("/vgrpo/about") as answer:
+            assert await answer.json() == {"control": False, "folder": root.name}
+        # To look where a run lies changes nothing; no window opens on the server.
+        assert await post(client, "/vgrpo/runs/old/reveal") == (
+            200,
+            {"run": "old", "path": str(root / "old"), "opened": False},
+        )
+
+    session(root, None, test)
+
+
+def test_with_control_even_the_folder_needs_the_token(root):
+    async def test(client):
+        async with client.get("/vgrpo/about") as answer:
+            assert (await answer.json())["control"] is True
+        assert (await post(client, "/vgrpo/runs/old/reveal"))[0] == 401
+        assert (await post(client, "/vgrpo/runs/old/reveal", Authorization="Bearer s"))[0] == 200
+
+    session(root, "s", test)
+
+
 def test_on_the_loopback_address_only_its_own_names_count(root):
     """A page of evil.example whose name was made to resolve to 127.0.0.1 could read everything otherwise."""
 
@@ -129,9 +157,13 @@ def test_a_real_server(root):
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8", env=environment
     )
     try:
-        first, second = process.stdout.readline(), process.stdout.readline()
-        url = first.split(" at ")[1].split(",")[0]
+        first, second, third = (process.stdout.readline() for _ in range(3))
+        page = first.split(" at ")[1].split(",")[0]
         assert "with control" in first and second.startswith("token: ")
+        assert third == f"open: {page}#token={second.split()[1]}\n"
+        with urllib.request.urlopen(page, timeout=60) as answer:
+            assert b"web/page/page.mjs" in answer.read()
+        url = page + "vgrpo/runs"
         with urllib.request.urlopen(url, timeout=60) as answer:
             assert {run["id"] for run in json.load(answer)["runs"]} == {"busy", "old"}
         request = urllib.request.Request(f"{url}/old/delete", b"{}", {"Content-Type": "application/json"})

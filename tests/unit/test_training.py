@@ -18,7 +18,8 @@ from safetensors.torch import load_file
 
 from tests import small_run
 from tests.small_run import CPU, EVERYTHING, Watcher, events, go, lora_bytes, new_run, saved, series, small_config, stop_after
-from trainer import requests, runs
+from trainer import cli, requests, runs
+from trainer.commands import resume
 from trainer.errors import UserError
 from trainer.policies.sd3 import SD3Policy
 from trainer.rewards.brightness import Brightness
@@ -321,6 +322,22 @@ def test_requests_of_an_earlier_process_are_not_obeyed(small):
     run = small()
     runs.request(run, "stop")
     assert "stopped" not in go(run)
+
+
+def test_what_is_asked_while_a_run_in_line_comes_up_is_obeyed(small, monkeypatch):
+    """Between the end of its waiting and the first look of its training, which may be minutes for a large model."""
+    run = small(iterations=400)
+    runs.request(run, "stop")  # meant for the process before: this one's launcher would have taken it away
+
+    def choose_device(name):
+        assert runs.pending(run) == []
+        runs.request(run, "stop")
+        return torch.device(name)
+
+    monkeypatch.setattr(resume, "choose_device", choose_device)
+    assert cli.main(["resume", str(run.path), "--device", "cpu", "--in-line"]) == 0
+    state = runs.read_state(run)
+    assert state.status == runs.STOPPED and state.iteration == 0 and runs.pending(run) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 from ..errors import UserError
 from ..runs import RunDir, find_run, valid_run_id
 from ..runs.checkpoints import CheckpointInfo, list_checkpoints, load_checkpoint
+from ..runs.device_queue import Place
 
 
 def run_of(text: str) -> RunDir:
@@ -20,6 +24,24 @@ def run_of(text: str) -> RunDir:
     if valid_run_id(text):
         return find_run(Path("runs"), text)
     raise UserError(f"there is no run folder {text}; give a run's folder, or its id in ./runs")
+
+
+@contextmanager
+def at_device(run: RunDir, device: Any) -> Iterator[None]:
+    """Around a training in a terminal: runs in line wait for it. It never waits itself: who is at the device already is told in
+    one line, and the person decides."""
+    place: Place | None = None
+    try:
+        place = Place(run, str(device))
+    except UserError as error:
+        print(f"note: {error} Runs in line will not wait for this one.", flush=True)
+    with place or nullcontext():
+        if place is not None and not place.holds():
+            before = place.before()
+            who = f"the run {before[0].run_id} (process {before[0].pid})" if before else "another trainer"
+            place.leave()
+            print(f"note: {who} is on {device} already; this one trains beside it, both slower. Ctrl-C stops it.", flush=True)
+        yield
 
 
 def checkpoint_of(run: RunDir, word: str) -> CheckpointInfo:

@@ -12,7 +12,7 @@ from ..requests import RequestDesk
 from ..runs import RunDir, RunState
 from ..runs.device_queue import Place
 from . import train
-from .common import run_of
+from .common import at_device, run_of
 
 BEAT_S = 5.0
 
@@ -27,7 +27,9 @@ def run(args) -> int:
         return 0
     if args.in_line:
         return _InLine(run_dir, args.device, old or RunState()).work()
-    return train.work(run_dir, choose_device(args.device))
+    device = choose_device(args.device)
+    with at_device(run_dir, device):
+        return train.work(run_dir, device)
 
 
 def _state(run_dir: RunDir) -> RunState | None:
@@ -63,10 +65,10 @@ class _InLine:
         handler = train.log_to(self.run)
         place: Place | None = None
         try:
-            desk = RequestDesk(self.run, on_beat=lambda: None)
+            desk = RequestDesk(self.run)
             with desk.signals():
                 place = self._wait(desk)
-            return 0 if place is None else self._train()
+                return 0 if place is None else self._train(desk)
         except BaseException as error:
             self._failed(error)
             raise
@@ -112,13 +114,13 @@ class _InLine:
                 place.leave()
             raise
 
-    def _train(self) -> int:
+    def _train(self, desk: RequestDesk) -> int:
         from ..training import train as train_run
 
         device = choose_device(self.device)
         print(f"run {self.run.id} on {device}, in {self.run.path}")
         try:
-            summary = train_run(self.run, device, _Messages())
+            summary = train_run(self.run, device, _Messages(), desk=desk)  # what came in since the wait is not lost
         except (UserError, ModuleNotFoundError):
             raise
         except Exception as error:

@@ -20,6 +20,7 @@ from ..preflight import preflight
 from ..runs import RunDir
 from ..runs.http import routes
 from ..runs.launch import Child, launch
+from ..runs.page import page_routes
 from ..runs.state import state_or_lost
 
 
@@ -49,7 +50,7 @@ class Actions:
 
 
 def application(root: Path, actions: Actions | None, token: str | None, host_ok: Callable[[str], bool]) -> web.Application:
-    """The server. Every POST needs `Authorization: Bearer <token>`; a Host that is not ours is refused."""
+    """The page and the routes. Every POST needs `Authorization: Bearer <token>`; a Host that is not ours is refused."""
 
     @web.middleware
     async def guard(request: web.Request, handler: Callable) -> web.StreamResponse:
@@ -66,6 +67,7 @@ def application(root: Path, actions: Actions | None, token: str | None, host_ok:
     app = web.Application(middlewares=[guard])
     table = routes(lambda: root, actions, pictures=True)
     app.add_routes(table)
+    app.add_routes(page_routes(actions is not None, root.name))
     app.add_routes([web.RouteDef(r.method, f"/api{r.path}", r.handler, {}) for r in table if isinstance(r, web.RouteDef)])
     return app
 
@@ -84,9 +86,11 @@ def run(args) -> int:
     sockets = _listen(args.host, args.port)
     port = sockets[0].getsockname()[1]
     shown = f"[{args.host}]" if ":" in args.host else args.host
-    print(f"runs of {root} at http://{shown}:{port}/vgrpo/runs, {'with' if args.control else 'without'} control; Ctrl-C ends")
+    page = f"http://{shown}:{port}/"
+    print(f"runs of {root} at {page}, {'with' if args.control else 'without'} control; Ctrl-C ends")
     if made_up:
-        print(f"token: {token}")
+        # Behind '#' it stays in the browser, and in no log of a server.
+        print(f"token: {token}\nopen: {page}#token={token}")
     if not _loopback(args.host):
         print(f"note: everybody who reaches {args.host} can read these runs; the connection is not encrypted")
     actions = Actions(root, args.device) if args.control else None

@@ -7,11 +7,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from .. import runs
 from ..config import RunConfig, load_config, preset_names
 from ..device import choose_device
 from ..errors import UserError, one_line
 from ..progress import TerminalProgress
 from ..runs import RunDir, check_new_run
+from .common import at_device
 
 
 def run(args) -> int:
@@ -29,9 +31,10 @@ def start(config: RunConfig, root: Path, device_name: str, run_id: str | None = 
     from ..setup import build_bench
     from ..training import start_run
 
-    bench = build_bench(config, device)
-    run_dir = start_run(config, root, run_id)
-    return work(run_dir, device, bench)
+    run_id = run_id or runs.new_run_id(config.name)
+    with at_device(RunDir(root / run_id), device):
+        bench = build_bench(config, device)
+        return work(start_run(config, root, run_id), device, bench)
 
 
 def work(run_dir: RunDir, device, bench=None) -> int:

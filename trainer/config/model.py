@@ -94,6 +94,11 @@ class PolicyConfig(Section):
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
         "bfloat16", description="number format of the frozen base; the LoRA itself is always float32. Default: ours"
     )
+    vae_dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto",
+        description="number format of the decoder; auto = as dtype, but bfloat16 on a CPU that multiplies it in hardware "
+        "(decoding is several times faster then). Default: ours",
+    )
     quantization: Annotated[Literal["none"], _NullIsNone] = Field("none", description="compression of the frozen base")
     offload: Annotated[Literal["none"], _NullIsNone] = Field("none", description="where the base rests between uses")
     gradient_checkpointing: bool = Field(
@@ -193,6 +198,11 @@ class OptimizerConfig(Section):
     )
     warmup: int = Field(
         0, ge=0, le=1_000_000, description="iterations over which the learning rate rises from 0. Default: ours"
+    )
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant",
+        description="the learning rate after the warm-up: constant, or falling to nearly 0 over the run's iterations in a "
+        "straight line or half a cosine. Default: ours",
     )
     ema_decay: float = Field(
         0.9,

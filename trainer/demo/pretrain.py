@@ -196,6 +196,7 @@ def _step_masters(masters: list, copies: list, optimizer, schedule) -> None:
 
 
 def noisy_caption(scene, rng: random.Random, noise: float) -> str:
+    """A caption of the scene: empty once in ten times, else misdescribing one attribute in a share `noise`."""
     if rng.random() < 0.1:
         return ""
     return caption(corrupt(scene, rng) if rng.random() < noise else scene, rng)

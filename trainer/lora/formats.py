@@ -76,10 +76,15 @@ def _require_mapped(factors: LoraFactors, family: Family, network: Network) -> N
 
 def _comfyui(factors: LoraFactors, family: Family, network: Network) -> tuple[dict[str, Tensor], dict[str, str]]:
     _require_mapped(factors, family, network)
+    return comfyui_tensors(factors, family), {}
+
+
+def comfyui_tensors(factors: LoraFactors, family: Family) -> dict[str, Tensor]:
+    """The content of a file of the format `comfyui`, unchecked: for a model that may not be the one that was trained."""
     # Folded in float32: a half-precision B would otherwise be rounded twice.
     folded = factors.to(torch.float32).with_alpha(factors.rank)
     dtype = next(iter(factors.factors.values()))[0].dtype
-    return _diffusers_keys(folded.to(dtype), family), {}
+    return _diffusers_keys(folded.to(dtype), family)
 
 
 def _diffusers(factors: LoraFactors, family: Family, network: Network) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -6,6 +6,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..device import multiplies_bfloat16
+
 if TYPE_CHECKING:
     import torch
 
@@ -25,9 +27,20 @@ def load_policy(config: PolicyConfig, device: torch.device, cache: Path | None =
     module, name = FAMILIES[config.family]
     family = getattr(import_module(module, __package__), name)
     dtype = getattr(torch, config.dtype)
+    options = {
+        "gradient_checkpointing": config.gradient_checkpointing,
+        "cache": cache,
+        "vae_dtype": getattr(torch, decoder_format(config, device)),
+    }
     if config.model != EMBEDDED:
-        return family(config.model, device, dtype, config.gradient_checkpointing, cache)
-    # The embedded model's T5 is a placeholder that says nothing.
-    policy = family(MODEL_DIR, device, dtype, config.gradient_checkpointing, cache, use_t5=False)
+        return family(config.model, device, dtype, **options)
+    policy = family(MODEL_DIR, device, dtype, **options)
     policy.title = "V-GRPO embedded model"
     return policy
+
+
+def decoder_format(config: PolicyConfig, device: torch.device) -> str:
+    """The name of the decoder's number format: what `policy.vae_dtype` says, `auto` resolved for the device."""
+    if config.vae_dtype != "auto":
+        return config.vae_dtype
+    return "bfloat16" if device.type == "cpu" and multiplies_bfloat16() else config.dtype

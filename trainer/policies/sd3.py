@@ -38,20 +38,23 @@ class SD3Policy:
         gradient_checkpointing: bool = False,
         cache: Path | None = None,
         use_t5: bool = True,
+        vae_dtype: torch.dtype | None = None,
     ):
         """Load a diffusers folder or hub id, without its text encoders. Raises UserError if it is no SD3 or can't be read.
 
-        `use_t5=False` leaves T5 out even where the folder has one.
+        `use_t5=False` leaves T5 out even where the folder has one; a placeholder that always says 0 is left out in any case.
+        `vae_dtype` None is `dtype`.
         """
         self.title = Path(model).name if Path(model).is_dir() else str(model)
         self.device, self.dtype, self._checkpointing = device, dtype, gradient_checkpointing
         self._model, self._cache_folder = str(model), cache or default_folder()
+        use_t5 = use_t5 and not _t5_is_silent(Path(self._model))
         index = _model_index(self._model, () if use_t5 else (_ENCODERS[2], _TOKENIZERS[2]))
         self._has_t5 = use_t5 and index.get("text_encoder_3", [None])[0] is not None
         self._pipe = _load(self._model, dtype, **dict.fromkeys((*_ENCODERS, *_TOKENIZERS)))
         self.denoiser = self._pipe.transformer
         self.denoiser.requires_grad_(False).eval()
-        self._pipe.vae.requires_grad_(False).eval().to(memory_format=torch.channels_last)
+        self._pipe.vae.requires_grad_(False).eval().to(dtype=vae_dtype or dtype, memory_format=torch.channels_last)
         if gradient_checkpointing:
             self.denoiser.enable_gradient_checkpointing()
         self.shift = _timestep_shift(self._pipe.scheduler, self._model)
@@ -236,6 +239,23 @@ def _model_index(model: str, unused: Sequence[str]) -> dict:
             f"policy.model: {model} has no folder {', '.join(missing)}, which its model_index.json lists; copy the model again"
         )
     return index
+
+
+def _t5_is_silent(folder: Path) -> bool:
+    """Whether the folder's T5 is a placeholder whose output is 0 for every prompt, by the weight of its last norm.
+
+    Its tokens would be what diffusers fills in without a T5, and cost several times the network's work on a small picture.
+    """
+    from safetensors import safe_open
+
+    file, key = folder / "text_encoder_3" / "model.safetensors", "encoder.final_layer_norm.weight"
+    if not file.is_file():
+        return False
+    try:
+        with safe_open(file, "pt") as tensors:
+            return key in tensors.keys() and not tensors.get_tensor(key).any()
+    except Exception:  # a damaged file is named when the encoders are loaded
+        return False
 
 
 def _timestep_shift(scheduler, model: str) -> float:

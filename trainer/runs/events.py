@@ -107,7 +107,7 @@ class EventReader:
                 offset += len(line)
                 if wanted is not None and not any(name in line for name in wanted):
                     continue  # cheaper than parsing it
-                event = _parse(line)
+                event = parse_event(line)
                 if event is None or event["seq"] <= last:
                     continue
                 last = event["seq"]
@@ -163,8 +163,8 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"an event cannot hold a {type(value).__name__}")
 
 
-def _parse(line: bytes) -> Event | None:
-    """The event of a line, or None for a torn or foreign one."""
+def parse_event(line: bytes) -> Event | None:
+    """The event of a line of events.jsonl, or None for a torn or foreign one."""
     try:
         event = json.loads(line.decode(), parse_constant=lambda _: None)
     except (ValueError, RecursionError):
@@ -175,7 +175,7 @@ def _parse(line: bytes) -> Event | None:
 def _seq(line: bytes) -> int | None:
     if line.endswith(b"}\n") and (match := _SEQ_PREFIX.match(line)):
         return int(match[1])
-    event = _parse(line)
+    event = parse_event(line)
     return None if event is None else event["seq"]
 
 
@@ -233,7 +233,7 @@ def _last_seq(path: Path) -> int:
             lines = block.splitlines(keepends=True)
             rest = lines.pop(0) if start > 0 else b""
             for line in reversed(lines):
-                event = _parse(line)
+                event = parse_event(line)
                 if event is not None:
                     return event["seq"]
             end = start

@@ -10,23 +10,25 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 from aiohttp import web
 
 from ..errors import UserError, one_line
-from .control import ACTIONS, pending
+from .control import ACTIONS
+from .describe import FOLDER, PICTURE, REPORTS, configuration, description, evaluation, headless_command, summary, workflow
+from .event_index import event_index
 from .events import EVENT_TYPES, EventReader
 from .launch import log_tail
 from .layout import RunDir, RunNotFound, find_run, list_runs, valid_run_id
-from .state import FAILED, LOST, STOPPED, RunState, state_or_lost
+from .page import add_assets, is_local
+from .series import MAX_POINTS, run_series
+from .state import state_or_lost
 
-MAX_EVENTS, MAX_LINES, MAX_BODY = 1000, 5000, 64 * 1024
-RESUMABLE = (STOPPED, FAILED, LOST)
-_PICTURE = re.compile(r"grid\.png|p\d{3,6}-s\d{1,6}\.png")
-_FOLDER = re.compile(r"\d{6,12}")
-_REPORTS = ("curve.png", "before-after.png")
+MAX_EVENTS, MAX_LINES, MAX_BODY, MAX_IDS = 1000, 5000, 64 * 1024, 200
+DEFAULT_POINTS = 2000
 
 
 class Actions(Protocol):
@@ -50,13 +52,17 @@ def routes(
     actions: Actions | None = None,
     describe: Callable[[RunDir], Mapping[str, Any]] = lambda run: {},
     pictures: bool = False,
+    view: Callable[[RunDir], Mapping[str, Any]] = lambda run: {},
+    reveal: Callable[[Path], bool] | None = None,
 ) -> web.RouteTableDef:
-    """The handlers for the runs in `root()`.
+    """The handlers for the runs in `root()`, and for what a page of theirs loads.
 
-    actions: without them whatever changes a run is answered with 403. describe: more fields for a run's description.
-    pictures: also serve samples and reports, where no `/view` does.
+    actions: without them whatever changes a run is answered with 403. describe: more fields for a run's description; view: for
+    its entry in the list too, so it must be quick. pictures: also serve samples and reports, where no `/view` does. reveal:
+    opens a folder for somebody who sits at this machine.
     """
     table = web.RouteTableDef()
+    add_assets(table)
 
     def get(path: str, read: Callable[[RunDir, Mapping[str, str]], Any]) -> None:
         async def handler(request: web.Request) -> web.StreamResponse:
@@ -77,13 +83,27 @@ def routes(
         table.post(path)(handler)
 
     async def listing(request: web.Request) -> web.StreamResponse:
-        return await _answer(lambda: {"runs": [summary(run) for run in list_runs(root())]})
+        return await _answer(lambda: {"runs": [{**summary(run), **view(run)} for run in _chosen(root(), request.query)]})
+
+    async def revealing(request: web.Request) -> web.StreamResponse:
+        # It changes nothing, so it needs no actions; the content type keeps pages of other origins out all the same.
+        try:
+            await _body(request)
+        except Refused as error:
+            return _error(error.status, str(error))
+        local = is_local(request)
+        return await _answer(lambda: _reveal(_find(root(), request), reveal if local else None))
 
     table.get("/vgrpo/runs")(listing)
-    get("/vgrpo/runs/{id}", lambda run, query: {**description(run), **describe(run)})
+    get("/vgrpo/runs/{id}", lambda run, query: {**description(run), **view(run), **describe(run)})
     get("/vgrpo/runs/{id}/events", _events)
+    get("/vgrpo/runs/{id}/series", _series)
+    get("/vgrpo/runs/{id}/samples/{folder}", _evaluation)
     get("/vgrpo/runs/{id}/log", _log)
-    get("/vgrpo/runs/{id}/config", lambda run, query: _config(run))
+    get("/vgrpo/runs/{id}/config", lambda run, query: configuration(run))
+    get("/vgrpo/runs/{id}/command", lambda run, query: {"run": run.id, "command": headless_command(run)})
+    get("/vgrpo/runs/{id}/workflow", _workflow)
+    table.post("/vgrpo/runs/{id}/reveal")(revealing)
     if pictures:
         get("/vgrpo/runs/{id}/samples/{folder}/{file}", _sample)
         get("/vgrpo/runs/{id}/reports/{file}", _report)
@@ -96,67 +116,19 @@ def routes(
 # What is shown
 
 
-def summary(run: RunDir) -> dict[str, Any]:
-    """One run in the list: its state, and `seq`, the number of its newest event."""
-    state = state_or_lost(run)
-    return {
-        "id": run.id,
-        "name": state.name,
-        "status": state.status,
-        "iteration": state.iteration,
-        "iterations": state.iterations,
-        "message": state.message,
-        "device": state.device,
-        "pid": state.pid if state.active else None,
-        "started": state.started,
-        "updated": state.updated,
-        "heartbeat": state.heartbeat,
-        "seq": EventReader(run.events_file).last_seq(),
-        "actions": allowed(state),
-    }
-
-
-def description(run: RunDir) -> dict[str, Any]:
-    """All about one run but its events, log and configuration. Paths are relative to the run's folder."""
-    from .checkpoints import list_checkpoints
-
-    state = state_or_lost(run)
-    complete, skipped = list_checkpoints(run)
-    return {
-        **summary(run),
-        "lora": Path(state.lora).name if state.lora else None,
-        "requests": pending(run),
-        "checkpoints": [{"iteration": c.iteration, "size": c.size, "created": c.created} for c in complete],
-        "damaged_checkpoints": [{"name": path.name, "reason": reason} for path, reason in skipped],
-        "samples": _evaluations(run),
-        "reports": [name for name in _REPORTS if (run.path / name).is_file()],
-        "summary": _read_json(run.summary_file),
-        "log": str(run.log_file),
-    }
-
-
-def allowed(state: RunState) -> list[str]:
-    """What can be asked of a run now: control actions while it is active, else `resume` (a new process) and `delete`."""
-    if state.active:
-        return [action for action in ACTIONS if action != ("resume" if state.status != "paused" else "pause")]
-    return ["resume", "delete"] if state.status in RESUMABLE else ["delete"]
-
-
-def _evaluations(run: RunDir) -> list[dict[str, Any]]:
+def _chosen(root: Path, query: Mapping[str, str]) -> list[RunDir]:
+    """All runs, the newest first; with `ids` these, as far as they are there."""
+    if "ids" not in query:
+        return list_runs(root)
+    ids = [word for word in query["ids"].split(",") if word]
+    if len(ids) > MAX_IDS or not all(valid_run_id(word) for word in ids):
+        raise Refused(
+            400, f"ids is not a list of up to {MAX_IDS} run ids, separated by commas; allowed: a-z, 0-9 and '-' in each"
+        )
     found = []
-    for folder in sorted(run.samples.iterdir()) if run.samples.is_dir() else []:
-        index = _read_json(folder / "index.json") if _FOLDER.fullmatch(folder.name) else None
-        if index:
-            files = [file for file in index.get("files", []) if isinstance(file, str) and _PICTURE.fullmatch(file)]
-            found.append(
-                {
-                    "iteration": int(folder.name),
-                    "folder": f"samples/{folder.name}",
-                    "grid": f"samples/{folder.name}/grid.png" if (folder / "grid.png").is_file() else None,
-                    **{key: index.get(key) for key in ("prompts", "seeds", "seeds_per_prompt", "scores", "means")},
-                    "files": files,
-                }
-            )
+    for run_id in dict.fromkeys(ids):
+        with suppress(RunNotFound):
+            found.append(find_run(root, run_id))
     return found
 
 
@@ -167,60 +139,54 @@ def _events(run: RunDir, query: Mapping[str, str]) -> dict[str, Any]:
         raise Refused(400, f"types has {wrong[0][:40]!r}; allowed: {', '.join(EVENT_TYPES)}")
     reader = EventReader(run.events_file)
     last = reader.last_seq()  # first: what comes meanwhile is then left for the next question
-    found = reader.window(after, limit + 1, types)
-    return {"run": run.id, "after": after, "events": found[:limit], "more": len(found) > limit, "last_seq": last}
+    if "before" in query:
+        before = _number(query, "before", 0, 1, 2**53)
+        found = [event for event in event_index(run.events_file).before(before, limit + 1, types) if event["seq"] > after]
+        shown = found[-limit:]
+    else:
+        # A window is found by bisection; only rare kinds need to be known by place.
+        found = event_index(run.events_file).after(after, limit + 1, types) if types else reader.window(after, limit + 1)
+        shown = found[:limit]
+    return {"run": run.id, "after": after, "events": shown, "more": len(found) > limit, "last_seq": last}
+
+
+def _series(run: RunDir, query: Mapping[str, str]) -> dict[str, Any]:
+    points = _number(query, "points", DEFAULT_POINTS, 2, MAX_POINTS)
+    low, high = (_number(query, name, 0, 0, 2**53) if name in query else None for name in ("from", "to"))
+    return {"run": run.id, **run_series(run.events_file).answer(points, low, high)}
+
+
+def _evaluation(run: RunDir, query: Mapping[str, str]) -> dict[str, Any]:
+    found = evaluation(run, int(query["folder"])) if FOLDER.fullmatch(query["folder"].zfill(6)) else None
+    if found is None:
+        raise Refused(404, "no such evaluation; the description of the run lists those that are there")
+    return {"run": run.id, **found}
+
+
+def _workflow(run: RunDir, query: Mapping[str, str]) -> Any:
+    found = workflow(run)
+    if found is None:
+        raise Refused(404, f"the run '{run.id}' was not started from a graph, so there is none to open")
+    return found
+
+
+def _reveal(run: RunDir, reveal: Callable[[Path], bool] | None) -> dict[str, Any]:
+    return {"run": run.id, "path": str(run.path), "opened": reveal is not None and reveal(run.path)}
 
 
 def _log(run: RunDir, query: Mapping[str, str]) -> dict[str, Any]:
     return {"run": run.id, "lines": log_tail(run.log_file, _number(query, "tail", 200, 1, MAX_LINES))}
 
 
-def _config(run: RunDir) -> dict[str, Any]:
-    """The configuration as it lies there, and how it differs from the preset that is most like it."""
-    from ..config import load_config, load_preset, preset_names
-
-    try:
-        text = run.config_file.read_text(encoding="utf-8")
-        config = load_config(run.config_file, check_files=False)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"the configuration of '{run.id}' cannot be read: {one_line(error)}") from error
-    mine = config.to_dict()
-    best: tuple[str | None, list[dict[str, Any]]] = (None, [])
-    for name in preset_names():
-        # What a preset leaves open is the run's own, and no difference.
-        given = load_preset(name)
-        filled = {"rewards": mine["rewards"], "prompts": mine["prompts"], **given}
-        try:
-            preset = load_config(filled, check_files=False)
-        except UserError:
-            continue
-        theirs = preset.to_dict()
-        keys = [key for key in config.diff_from(preset) if key != "name"]
-        rows = [{"key": key, "value": _short(_at(mine, key)), "preset": _short(_at(theirs, key))} for key in keys]
-        if best[0] is None or len(rows) < len(best[1]):
-            best = (name, rows)
-    return {"run": run.id, "yaml": text, "digest": config.digest(), "preset": best[0], "diff": best[1]}
-
-
-def _at(data: Any, key: str) -> Any:
-    for part in key.split("."):
-        data = data.get(part) if isinstance(data, dict) else None
-    return data
-
-
-def _short(value: Any) -> Any:
-    return f"{len(value)} entries" if isinstance(value, list) and len(value) > 8 else value
-
-
 def _sample(run: RunDir, query: Mapping[str, str]) -> Path:
-    if not (_FOLDER.fullmatch(query["folder"]) and _PICTURE.fullmatch(query["file"])):
+    if not (FOLDER.fullmatch(query["folder"]) and PICTURE.fullmatch(query["file"])):
         raise Refused(404, "no such picture; the description of the run lists those that are there")
     return _file(run.samples / f"{int(query['folder']):06d}" / query["file"])
 
 
 def _report(run: RunDir, query: Mapping[str, str]) -> Path:
-    if query["file"] not in _REPORTS:
-        raise Refused(404, f"no such report; there may be: {', '.join(_REPORTS)}")
+    if query["file"] not in REPORTS:
+        raise Refused(404, f"no such report; there may be: {', '.join(REPORTS)}")
     return _file(run.path / query["file"])
 
 
@@ -309,11 +275,3 @@ def _number(query: Mapping[str, str], name: str, default: int, low: int, high: i
     if not (text.isascii() and text.isdecimal() and len(text) <= 16 and low <= int(text) <= high):
         raise Refused(400, f"{name} is {text[:40]!r}; allowed: a whole number from {low} to {high}")
     return int(text)
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None)
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None

@@ -26,6 +26,7 @@ ACTIVE_STATUSES = (STARTING, RUNNING, PAUSED, STOPPING)  # a process should be b
 
 # A launcher may write `starting` before it knows the pid; without a pid after this time nobody is coming.
 _NO_PID_GRACE_S = 120.0
+_BEING_MADE_S = 10.0
 
 
 @dataclass
@@ -92,10 +93,15 @@ def read_state(run: RunDir) -> RunState:
 
 
 def state_or_lost(run: RunDir) -> RunState:
-    """The run's state; `lost`, with the reason as its message, where state.json is torn or missing."""
+    """The run's state; `lost`, with the reason as its message, where state.json is torn or missing.
+
+    A folder without one that was made just now is `starting`: its launcher has not come to that file yet.
+    """
     try:
         return read_state(run)
     except UserError as error:
+        if not run.state_file.exists() and abs(_age(run)) < _BEING_MADE_S:
+            return RunState(status=STARTING, message="being made")
         return RunState(status=LOST, message=str(error))
 
 
@@ -113,6 +119,14 @@ def require_idle(run: RunDir, purpose: str, unless_mine: bool = False) -> None:
         raise UserError(
             f"The run '{run.id}' is {state.status}{process}, so it cannot be {purpose}; stop it and wait until it ends."
         )
+
+
+def _age(run: RunDir) -> float:
+    """Seconds since something was last made in the run's folder; infinite if that cannot be known."""
+    try:
+        return time.time() - run.path.stat().st_mtime
+    except OSError:
+        return float("inf")
 
 
 def _check_types(state: RunState) -> None:

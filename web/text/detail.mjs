@@ -1,0 +1,23 @@
+/** English texts under "detail."; see lib/text.mjs. */
+export const texts = {
+  "detail.run": "Run",
+  "detail.progress": "Iterations done",
+  "detail.iterations": "iteration {iteration} of {iterations}",
+  "detail.left": "{time} left",
+  "detail.loading": "Loading…",
+  "detail.none": "There is no run yet. Queue a graph with Train LoRA, or start one with trainer/cli.py train.",
+  "detail.gone": "This run was deleted; what is here is the last that was seen of it.",
+  "detail.failed": "The run failed.",
+  "detail.lost": "The run's process is gone without a word. Resume goes on from its newest checkpoint.",
+  "detail.seeLog": "See the log",
+  "detail.tabs": "About this run",
+  "detail.tab.curves": "Curves",
+  "detail.tab.health": "Health",
+  "detail.tab.samples": "Samples",
+  "detail.tab.config": "Configuration",
+  "detail.tab.log": "Log",
+  "detail.tab.events": "Events",
+  "detail.copy": "Copy",
+  "detail.copied": "Copied",
+  "detail.notCopied": "Could not copy",
+}

@@ -1,0 +1,22 @@
+/** English texts under "events."; see lib/text.mjs. */
+export const texts = {
+  "events.filter": "Types shown",
+  "events.iteration": "Iteration",
+  "events.time": "Time",
+  "events.type": "Type",
+  "events.what": "What",
+  "events.empty": "Nothing has happened yet.",
+  "events.filtered": "All events are filtered out.",
+  "events.older": "Show older events",
+  "events.pictures": "{count} pictures; look at them",
+  "events.best": "best so far",
+  "events.lora": "LoRA: {lora}",
+  "events.type.error": "error",
+  "events.type.warning": "warning",
+  "events.type.evaluation": "evaluation",
+  "events.type.grid": "samples",
+  "events.type.checkpoint": "checkpoint",
+  "events.type.paused": "paused",
+  "events.type.resumed": "resumed",
+  "events.type.finished": "finished",
+}
