@@ -40,16 +40,16 @@ export function openLightbox({ backend, run, evaluations, at, before, wipe = fal
         el("table", { class: "vgd-table" }, el("thead", null, el("tr", null, el("th", { scope: "col" }, t("samples.reward")), el("th", { scope: "col" }, t("samples.score")), el("th", { scope: "col" }, t("samples.change", { iteration: evaluations[before].iteration })))), table),
         file, live)))
   document.body.append(dialog)
+  draw() // first: the browser focuses a button that can be pressed
   dialog.showModal()
-  draw()
 
   function draw() {
     const evaluation = evaluations[at.place]
     const picture = pictureAt(evaluation, at.row, at.member)
     clear(stage)
     clear(facts)
-    earlier.disabled = at.place === 0
-    later.disabled = at.place === evaluations.length - 1
+    enable(earlier, at.place > 0)
+    enable(later, at.place < evaluations.length - 1)
     const old = pictureAt(evaluations[before], at.row, at.member)
     edge.hidden = !(compare.checked && old && picture)
     if (!picture) stage.append(el("p", { class: "vgd-empty" }, t("samples.missing")))
@@ -66,6 +66,12 @@ export function openLightbox({ backend, run, evaluations, at, before, wipe = fal
       facts.append(el("dt", null, t(word)), el("dd", null, value))
     text(live, t("samples.picture", { prompt: picture?.prompt ?? "", iteration: evaluation.iteration, seed: picture?.seed ?? "" }))
     showScores(evaluation)
+  }
+
+  /** A focused button that is disabled would leave the focus, and with it the keys, to the page behind. */
+  function enable(button, on) {
+    if (!on && document.activeElement === button) close.focus()
+    button.disabled = !on
   }
 
   async function showScores(evaluation) {
