@@ -6,7 +6,6 @@ run; only the exit code of a process is the privilege of its parent.
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 import threading
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ..trainer import runs
 from ..trainer.errors import UserError, one_line
 from ..trainer.runs import EventReader, RunDir, RunState
+from ..trainer.runs.atomic import read_json
 from ..trainer.runs.launch import Child, launch
 from ..trainer.runs.state import state_or_lost
 from . import host
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("vgrpo.nodes")
 
-ORIGIN, WORKFLOW, PUBLISHED = "origin.json", "workflow.json", "published.json"
 EVENT = "vgrpo.event"
 TICK_S = 0.5
 SCAN_S = 5.0  # how often the folder is searched for runs that others started or resumed
@@ -79,10 +78,10 @@ class Jobs:
         preflight(config, self.root())
         run = runs.create_run(self.root(), runs.new_run_id(config.name))
         try:
-            known = {key: value for key, value in origin.items() if key != WORKFLOW.removesuffix(".json")}
-            runs.write_json(run.path / ORIGIN, {**known, "digest": config.digest(), "take": take})
+            known = {key: value for key, value in origin.items() if key != "workflow"}
+            runs.write_json(run.origin_file, {**known, "digest": config.digest(), "take": take})
             if origin.get("workflow"):
-                runs.write_json(run.path / WORKFLOW, origin["workflow"])
+                runs.write_json(run.workflow_file, origin["workflow"])
             runs.write_atomic(run.config_file, config.to_yaml())
             runs.write_state(run, RunState(iterations=config.iterations, name=config.name, started=time.time()))
             self._launch(run, device)
@@ -95,14 +94,10 @@ class Jobs:
 
     def resume(self, run: RunDir, device: str = "auto") -> None:
         """Goes on with a run that stopped, failed or is lost. Raises UserError if it is active or finished, or can't start."""
-        from ..trainer.config import load_config
-        from ..trainer.preflight import preflight
+        from ..trainer.preflight import check_resume
 
         with self._lock:
-            runs.require_idle(run, "resumed")
-            if state_or_lost(run).status == runs.FINISHED:
-                raise UserError(f"The run '{run.id}' is finished; start a new one to train on.")
-            preflight(load_config(run.config_file), self.root())
+            check_resume(run, self.root())
             self._launch(run, device)
 
     def _launch(self, run: RunDir, device: str) -> None:
@@ -216,7 +211,7 @@ class Jobs:
             self.send(EVENT, {"run": run.id, "seq": 0, "type": "deleted"})
             return True
         state = state_or_lost(run)  # before the events: what it knows of is among them
-        if _is_torn(run):  # a living process writes it anew within seconds
+        if read_json(run.state_file) is None:  # a living process writes it anew within seconds
             watched.torn_since = watched.torn_since or time.monotonic()
             if time.monotonic() - watched.torn_since < TORN_S:
                 return False
@@ -239,11 +234,11 @@ class Jobs:
 
     def _publish(self, run: RunDir) -> None:
         """Once a run: a LoRA that its user has deleted from `loras` does not come back."""
-        if self.publish is None or (run.path / PUBLISHED).exists() or not (run.path / ORIGIN).exists():
+        if self.publish is None or run.published_file.exists() or not run.origin_file.exists():
             return
         try:
             name = self.publish(run)
-            runs.write_json(run.path / PUBLISHED, {"name": name})
+            runs.write_json(run.published_file, {"name": name})
             log.info("V-GRPO: the LoRA of '%s' is in loras as %s", run.id, name)
         except (UserError, OSError) as error:
             log.error("V-GRPO: %s", one_line(error))
@@ -266,27 +261,13 @@ def message(run: RunDir, state: RunState, seq: int, events: list[dict[str, Any]]
 
 def read_origin(run: RunDir) -> dict[str, Any]:
     """What `start` wrote about where the run comes from, {} for a run that was started elsewhere."""
-    try:
-        origin = json.loads((run.path / ORIGIN).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return origin if isinstance(origin, dict) else {}
+    return read_json(run.origin_file) or {}
 
 
 def published_name(run: RunDir) -> str | None:
     """The name that Load LoRA had for the run's LoRA when it was published."""
-    try:
-        name = json.loads((run.path / PUBLISHED).read_text(encoding="utf-8"))["name"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    name = (read_json(run.published_file) or {}).get("name")
     return name if isinstance(name, str) else None
-
-
-def _is_torn(run: RunDir) -> bool:
-    try:
-        return not isinstance(json.loads(run.state_file.read_text(encoding="utf-8")), dict)
-    except (OSError, ValueError):
-        return True
 
 
 def _publish_in_comfyui(run: RunDir) -> str:

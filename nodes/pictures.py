@@ -68,7 +68,7 @@ def grid_file(run: RunDir, iteration: int | None) -> Path | None:
     """The labelled grid of an evaluation, as the trainer saved it."""
     if iteration is None:
         return None
-    path = run.samples / f"{iteration:06d}" / "grid.png"
+    path = run.evaluation(iteration) / "grid.png"
     return path if path.is_file() else None
 
 

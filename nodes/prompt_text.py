@@ -18,7 +18,7 @@ _WIDTH = 100
 
 def from_text(train: str, held_out: str, holdout: int) -> PromptSet:
     """The set that two texts make, one prompt a line. Raises UserError."""
-    return _assembled(read_lines(train, "train"), read_lines(held_out, "held_out"), holdout, "train")
+    return _assembled(read_lines(train, f"{NODE}: train"), read_lines(held_out, f"{NODE}: held_out"), holdout, "train")
 
 
 def from_files(train: Path, held_out: Path | None, holdout: int) -> PromptSet:
@@ -32,12 +32,12 @@ def from_demo() -> PromptSet:
     return _checked(load_prompts(DEMO, "prompts.train"), load_prompts(DEMO, "prompts.evaluate"))
 
 
-def read_lines(text: str, field: str) -> list[Prompt]:
+def read_lines(text: str, where: str) -> list[Prompt]:
     """The prompts of a text: one a line; a line that starts with { is a JSON object with `prompt` and metadata; blank lines
-    and lines that start with # are skipped. Raises UserError with the line's number."""
+    and lines that start with # are skipped. Raises UserError with `where` and the line's number."""
     prompts = []
     for number, line in enumerate(text.replace("\r\n", "\n").replace("\r", "\n").split("\n"), start=1):
-        line, at = line.strip(), f"{NODE}: {field}, line {number}"
+        line, at = line.strip(), f"{where}, line {number}"
         if line.startswith("{"):
             prompts.append(from_json_line(line, at))
         elif line and not line.startswith("#"):

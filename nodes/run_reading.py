@@ -11,11 +11,12 @@ from typing import Any
 from ..trainer import runs
 from ..trainer.config import RunConfig, load_config
 from ..trainer.errors import UserError
-from ..trainer.runs import RunDir, RunNotFound, RunState
+from ..trainer.runs import RunDir, RunNotFound
 from ..trainer.runs.checkpoints import POSITION, list_checkpoints
+from ..trainer.runs.evaluations import INDEX, saved_means
+from ..trainer.runs.state import state_or_none as state_of
 
 LATEST, BEST, ITERATION = "latest", "best", "iteration"
-_INDEX = "index.json"  # an evaluation's folder is whole when it has one
 _NAMED = 8  # how many runs an error names
 
 
@@ -52,14 +53,6 @@ def _there_are(root: Path) -> str:
     return f"there are: {', '.join(known[:_NAMED])}{more}" if known else "there is none yet: V-GRPO Train LoRA makes one"
 
 
-def state_of(run: RunDir) -> RunState | None:
-    """The run's state, None where it cannot be read (a copy without state.json)."""
-    try:
-        return runs.read_state(run)
-    except UserError:
-        return None
-
-
 def config_of(run: RunDir) -> RunConfig:
     """The run's configuration. Raises UserError. A base model or LoRA that is gone does not matter for looking at a run."""
     return load_config(run.config_file, check_files=False)
@@ -67,7 +60,7 @@ def config_of(run: RunDir) -> RunConfig:
 
 def evaluations(run: RunDir) -> list[int]:
     """The iterations whose evaluation is saved whole, rising."""
-    return sorted(int(file.parent.name) for file in run.samples.glob(f"*/{_INDEX}") if file.parent.name.isdecimal())
+    return sorted(int(file.parent.name) for file in run.samples.glob(f"*/{INDEX}") if file.parent.name.isdecimal())
 
 
 def checkpoints(run: RunDir) -> list[int]:
@@ -120,7 +113,7 @@ def fingerprint(run: RunDir) -> tuple[Any, ...]:
         run.id,
         (state.status, state.iteration, state.message) if state else None,
         saved[-1] if saved else None,
-        (evaluated[-1], _written(run.samples / f"{evaluated[-1]:06d}" / _INDEX)) if evaluated else None,
+        (evaluated[-1], _written(run.evaluation(evaluated[-1]) / INDEX)) if evaluated else None,
     )
 
 
@@ -131,13 +124,7 @@ def digest(value: Any) -> str:
 
 def means(run: RunDir, iteration: int | None) -> dict[str, float]:
     """The held-out means of an evaluation (`eval/<name>/mean` and details), {} where there are none."""
-    if iteration is None:
-        return {}
-    try:
-        found = json.loads((run.samples / f"{iteration:06d}" / _INDEX).read_text(encoding="utf-8"))["means"]
-        return {str(name): float(value) for name, value in found.items() if value is not None}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}
+    return {} if iteration is None else saved_means(run, iteration)
 
 
 def last_error(run: RunDir) -> str | None:

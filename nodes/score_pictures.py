@@ -12,11 +12,12 @@ from torch import Tensor
 
 from ..trainer.device import choose_device
 from ..trainer.errors import UserError
-from ..trainer.prompts import Prompt, from_json_line, load_prompts
+from ..trainer.prompts import Prompt
 from ..trainer.rewards import Reward, create
 from ..trainer.rewards.scoring import load_rewards, score_rewards
 from .annotate import to_uint8
 from .choices import Group, RewardChoice
+from .prompt_text import read_lines
 from .score_report import Scored, advantages_of
 
 NODE = "Score Group"
@@ -58,20 +59,8 @@ def subject_of(group: Group | None, images: Tensor | None, text: str) -> Subject
                 "pictures one by one, so there must be as many"
             )
         return Subject(to_uint8(pictures), group.prompts, group.prompt_index, group.seeds)
-    prompts = _spread_out(read_prompts(text) or [Prompt("")], len(images))
+    prompts = _spread_out(read_lines(text, f"{NODE}: prompts") or [Prompt("")], len(images))
     return Subject(to_uint8(images), prompts, _groups_of(prompts), None)
-
-
-def read_prompts(text: str) -> list[Prompt]:
-    """One prompt a line, or a JSON object with `prompt` and `metadata` a line; blank lines and # lines are skipped."""
-    prompts: list[Prompt] = []
-    for number, line in enumerate(text.splitlines(), start=1):
-        line, at = line.strip(), f"{NODE}: prompts, line {number}"
-        if line.startswith("{"):
-            prompts.append(from_json_line(line, at))
-        elif line and not line.startswith("#"):
-            prompts += load_prompts([line], at)
-    return prompts
 
 
 def _spread_out(prompts: Sequence[Prompt], pictures: int) -> tuple[Prompt, ...]:

@@ -14,6 +14,7 @@ from ..trainer import runs
 from ..trainer.config import RunConfig
 from ..trainer.errors import UserError, one_line
 from ..trainer.runs import RunDir, RunState
+from ..trainer.runs.launch import last_line
 from .jobs import read_origin
 from .run_reading import digest, evaluations, fingerprint, last_error, state_of, status_line
 
@@ -174,9 +175,9 @@ def ending_error(run: RunDir, state: RunState) -> UserError | None:
             "what it has with Load Run and Apply Run LoRA"
         )
     if state.status == runs.LOST:
-        what, reason = "ended without a word", f"the last line of its log is: {_last_log_line(run)}"
+        what, reason = "ended without a word", f"the last line of its log is: {_last_words(run)}"
     else:
-        what, reason = "failed", state.message or last_error(run) or _last_log_line(run)
+        what, reason = "failed", state.message or last_error(run) or _last_words(run)
     return UserError(
         f"the training '{run.id}' {what} at {where}: {reason.rstrip('.')}. Its log: {run.log_file}; queue again to resume it"
     )
@@ -205,11 +206,5 @@ def status_text(obtained: Obtained, lora: str) -> str:
     return f"{text}; LoRA: {lora}" if lora else text
 
 
-def _last_log_line(run: RunDir) -> str:
-    try:
-        with open(run.log_file, "rb") as file:
-            file.seek(max(0, file.seek(0, 2) - 8192))
-            lines = file.read().decode(errors="replace").splitlines()
-    except OSError:
-        return "no message"
-    return next((line.strip() for line in reversed(lines) if line.strip()), "no message")
+def _last_words(run: RunDir) -> str:
+    return last_line(run.log_file).strip() or "no message"

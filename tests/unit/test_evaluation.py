@@ -12,7 +12,7 @@ import trainer.cli
 from tests.bench import Scripted, bright, iterate, tiny_bench, watch_denoiser
 from trainer.evaluation import Evaluation, evaluate, evaluation_prompts, evaluation_sampling
 from trainer.runs import RunDir
-from trainer.samples import evaluation_folder, load_evaluation, save_evaluation
+from trainer.samples import load_evaluation, save_evaluation
 from trainer.seeds import derive_seed
 from trainer.setup import Bench
 
@@ -168,7 +168,7 @@ def test_saved_pictures_are_the_scored_pixels_and_score_the_same_again(tiny_sd3,
     result = held_out(bench)
     run = RunDir(tmp_path / "a run")
     save_evaluation(run, 5, result)
-    folder = evaluation_folder(run, 5)
+    folder = run.evaluation(5)
     index = json.loads((folder / "index.json").read_text())
     assert len(index["files"]) == 4
     for i, name in enumerate(index["files"]):

@@ -19,7 +19,7 @@ from trainer.lora import LoraFactors, export_lora, linear_shapes
 from trainer.lora.families import get_family
 from trainer.lora.formats import comfyui_tensors
 from trainer.runs.checkpoints import list_checkpoints, load_checkpoint
-from trainer.samples import saved_means
+from trainer.runs.evaluations import saved_means
 
 reading, run_lora = pack("nodes.run_reading"), pack("nodes.run_lora")
 UserError = pack("trainer.errors").UserError

@@ -17,7 +17,8 @@ from trainer.progress import TerminalProgress
 from trainer.prompts import Prompt
 from trainer.report import save_before_after, save_curve
 from trainer.runs import create_run
-from trainer.samples import evaluation_folder, load_evaluation, save_evaluation, saved_means
+from trainer.runs.evaluations import saved_means
+from trainer.samples import load_evaluation, save_evaluation
 
 
 def noise(count, height=64, width=64, seed=0):
@@ -103,7 +104,7 @@ def test_an_evaluation_is_read_back_as_it_was(run, evaluation):
 def test_what_is_not_there_whole_is_not_read(run, evaluation):
     assert load_evaluation(run, 7, PROMPTS) is None and saved_means(run, 7) == {}
     save_evaluation(run, 7, evaluation)
-    folder = evaluation_folder(run, 7)
+    folder = run.evaluation(7)
     assert load_evaluation(run, 7, PROMPTS[:1]) is None  # made with other prompts
     picture, index = folder / "p001-s1.png", folder / "index.json"
     whole = picture.read_bytes()
@@ -124,7 +125,7 @@ def test_a_picture_that_is_broken_in_the_middle_is_not_read(run):
     large = Evaluation(PROMPTS[:1], 1, (1,), noise(1, 256, 256), {"size": torch.ones(1)}, {}, ())
     save_evaluation(run, 7, large)
     assert load_evaluation(run, 7, PROMPTS[:1]) is not None
-    path = evaluation_folder(run, 7) / "p000-s0.png"
+    path = run.evaluation(7) / "p000-s0.png"
     whole = path.read_bytes()
     second = whole.rindex(b"IDAT")
     assert second > 1000
@@ -134,7 +135,7 @@ def test_a_picture_that_is_broken_in_the_middle_is_not_read(run):
 
 def test_an_index_from_elsewhere_cannot_point_out_of_its_folder(run, evaluation, tmp_path):
     save_evaluation(run, 7, evaluation)
-    path = evaluation_folder(run, 7) / "index.json"
+    path = run.evaluation(7) / "index.json"
     index = json.loads(path.read_text(encoding="utf-8"))
     save_png(to_pil(noise(1, seed=9)[0]), tmp_path / "secret.png")
     index["files"] = ["../../../secret.png"] * 4

@@ -17,7 +17,7 @@ def run(args) -> int:
     from ..ending import export_metadata
     from ..lora import export_lora, linear_shapes
     from ..policies import load_policy
-    from ..samples import saved_means
+    from ..runs.evaluations import saved_means
 
     config = load_config(run_dir.config_file, check_files=False)  # the LoRA that it continued from may be gone
     policy = load_policy(config.policy, choose_device("cpu"))

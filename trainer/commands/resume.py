@@ -11,6 +11,7 @@ from ..errors import UserError, one_line
 from ..requests import RequestDesk
 from ..runs import RunDir, RunState
 from ..runs.device_queue import Place
+from ..runs.state import state_or_none
 from . import train
 from .common import at_device, run_of
 
@@ -21,7 +22,7 @@ def run(args) -> int:
     run_dir = run_of(args.run)
     runs.require_idle(run_dir, "resumed", unless_mine=args.in_line)
     # A run that was killed between its summary and its last word is ended properly.
-    old = _state(run_dir)
+    old = state_or_none(run_dir)
     if run_dir.summary_file.is_file() and old is not None and old.status == runs.FINISHED:
         print(f"the run {run_dir.id} is finished already; its results are in {run_dir.path}")
         return 0
@@ -30,13 +31,6 @@ def run(args) -> int:
     device = choose_device(args.device)
     with at_device(run_dir, device):
         return train.work(run_dir, device)
-
-
-def _state(run_dir: RunDir) -> RunState | None:
-    try:
-        return runs.read_state(run_dir)
-    except UserError:  # a damaged state.json is written anew
-        return None
 
 
 class _InLine:
@@ -62,21 +56,19 @@ class _InLine:
         self._said: tuple[str, str] | None = None
 
     def work(self) -> int:
-        handler = train.log_to(self.run)
         place: Place | None = None
-        try:
-            desk = RequestDesk(self.run)
-            with desk.signals():
-                place = self._wait(desk)
-                return 0 if place is None else self._train(desk)
-        except BaseException as error:
-            self._failed(error)
-            raise
-        finally:
-            if place is not None:
-                place.leave()
-            train.logging.getLogger("vgrpo").removeHandler(handler)
-            handler.close()
+        with train.logging_to(self.run):
+            try:
+                desk = RequestDesk(self.run)
+                with desk.signals():
+                    place = self._wait(desk)
+                    return 0 if place is None else self._train(desk)
+            except BaseException as error:
+                self._failed(error)
+                raise
+            finally:
+                if place is not None:
+                    place.leave()
 
     def _wait(self, desk: RequestDesk) -> Place | None:
         """The place at the device, or None after a stop. A run that pauses in line lets the others pass."""
@@ -142,7 +134,7 @@ class _InLine:
 
     def _failed(self, error: BaseException) -> None:
         """The run's last word, unless the training has said it itself."""
-        state = _state(self.run)
+        state = state_or_none(self.run)
         if state is not None and not state.active:
             return
         message = one_line(error) if not isinstance(error, KeyboardInterrupt) else "interrupted"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import os
 import secrets
 import socket
@@ -14,10 +13,10 @@ from pathlib import Path
 from aiohttp import web
 
 from .. import runs
-from ..config import load_config
 from ..errors import UserError, one_line
-from ..preflight import preflight
+from ..preflight import check_resume
 from ..runs import RunDir
+from ..runs.addresses import bare_host, is_loopback
 from ..runs.http import routes
 from ..runs.launch import Child, launch
 from ..runs.page import page_routes
@@ -41,10 +40,7 @@ class Actions:
         runs.delete_run(run)
 
     def resume(self, run: RunDir, device: str) -> None:
-        runs.require_idle(run, "resumed")
-        if state_or_lost(run).status == runs.FINISHED:
-            raise UserError(f"The run '{run.id}' is finished; start a new one to train on.")
-        preflight(load_config(run.config_file), self.root)
+        check_resume(run, self.root)
         self._children = [child for child in self._children if child.poll() is None]
         self._children.append(launch(run, self.device if device == "auto" else device))
 
@@ -91,7 +87,7 @@ def run(args) -> int:
     if made_up:
         # Behind '#' it stays in the browser, and in no log of a server.
         print(f"token: {token}\nopen: {page}#token={token}")
-    if not _loopback(args.host):
+    if not is_loopback(args.host):
         print(f"note: everybody who reaches {args.host} can read these runs; the connection is not encrypted")
     actions = Actions(root, args.device) if args.control else None
     app = application(root, actions, token, _host_check(args.host))
@@ -108,25 +104,12 @@ def _listen(host: str, port: int) -> list[socket.socket]:
         raise UserError(f"cannot listen on {host}, port {port}: {one_line(error)}; choose another --host or --port") from error
 
 
-def _loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def _host_check(host: str) -> Callable[[str], bool]:
     """On the loopback address only its own names: a page whose name was made to resolve to this machine is no friend."""
-    if not _loopback(host):
+    if not is_loopback(host):
         return lambda name: True
 
-    def check(name: str) -> bool:
-        bare = name.rpartition(":")[0] if not name.endswith("]") and ":" in name else name
-        return _loopback(bare.strip("[]"))
-
-    return check
+    return lambda name: is_loopback(bare_host(name))
 
 
 def _knows(request: web.Request, token: str) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,23 +43,21 @@ def work(run_dir: RunDir, device, bench=None) -> int:
     from ..training import train
 
     progress = TerminalProgress()
-    handler = log_to(run_dir)
     print(f"run {run_dir.id} on {device}, in {run_dir.path}")
-    try:
-        summary = train(run_dir, device, progress, bench=bench)
-    except UserError:
-        raise
-    except KeyboardInterrupt:
-        progress.close()
-        print(f"the current iteration was dropped. Go on with:\n{_resume_line(run_dir)}")
-        raise
-    except Exception as error:
-        progress.close()
-        raise UserError(f"the run failed: {type(error).__name__}: {one_line(error)}; see {run_dir.log_file}") from error
-    finally:
-        progress.close()
-        logging.getLogger("vgrpo").removeHandler(handler)
-        handler.close()
+    with logging_to(run_dir):
+        try:
+            summary = train(run_dir, device, progress, bench=bench)
+        except UserError:
+            raise
+        except KeyboardInterrupt:
+            progress.close()
+            print(f"the current iteration was dropped. Go on with:\n{_resume_line(run_dir)}")
+            raise
+        except Exception as error:
+            progress.close()
+            raise UserError(f"the run failed: {type(error).__name__}: {one_line(error)}; see {run_dir.log_file}") from error
+        finally:
+            progress.close()
     if summary.get("stopped"):
         saved = "saved" if summary["saved"] else "NOT saved (the reason stands above)"
         print(f"stopped after iteration {summary['iteration']} of {summary['iterations']}, {saved}. Go on with:")
@@ -105,11 +104,17 @@ class _LogFile(logging.FileHandler):
             super().close()
 
 
-def log_to(run_dir: RunDir) -> logging.Handler:
+@contextmanager
+def logging_to(run_dir: RunDir) -> Iterator[None]:
+    """The trainer's log goes to the run's train.log, and to nowhere else afterwards."""
     handler = _LogFile(run_dir.log_file, encoding="utf-8", delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger = logging.getLogger("vgrpo")
     logger.setLevel(logging.INFO)
     logger.propagate = False
     logger.addHandler(handler)
-    return handler
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        handler.close()

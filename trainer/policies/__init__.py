@@ -22,7 +22,7 @@ def load_policy(config: PolicyConfig, device: torch.device, cache: Path | None =
     """The policy that a configuration's `policy` section names, on `device`. Raises UserError."""
     import torch
 
-    from ..demo import MODEL_DIR
+    from ..demo import MODEL_DIR, TITLE
 
     module, name = FAMILIES[config.family]
     family = getattr(import_module(module, __package__), name)
@@ -35,7 +35,7 @@ def load_policy(config: PolicyConfig, device: torch.device, cache: Path | None =
     if config.model != EMBEDDED:
         return family(config.model, device, dtype, **options)
     policy = family(MODEL_DIR, device, dtype, **options)
-    policy.title = "V-GRPO embedded model"
+    policy.title = TITLE
     return policy
 
 

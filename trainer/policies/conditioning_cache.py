@@ -13,14 +13,15 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from ..cache import cache_folder
+
 # One prompt of a model with a large T5 takes some MB, so the folder is bounded by removing what was used longest ago.
 MAX_BYTES = 4 * 2**30
 
 
 def default_folder() -> Path:
     """`$VGRPO_CACHE/conditioning`, else `~/.cache/vgrpo/conditioning`."""
-    root = os.environ.get("VGRPO_CACHE") or Path.home() / ".cache" / "vgrpo"
-    return Path(root) / "conditioning"
+    return cache_folder("conditioning")
 
 
 def fingerprint(modules: Sequence[torch.nn.Module], tokenizers: Sequence[Any], *words: str) -> str:

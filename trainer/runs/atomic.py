@@ -42,6 +42,15 @@ def read_bytes(path: Path) -> bytes:
     raise AssertionError("unreachable")
 
 
+def read_json(path: Path) -> dict[str, Any] | None:
+    """A file's JSON object, NaN and infinity in it as None; None where the file is missing, damaged or holds something else."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None)
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
 def fsync_dir(path: Path) -> None:
     """Makes the names in a folder durable where the system can (Windows and some network disks cannot). Raises OSError."""
     if os.name == "nt":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import subprocess
@@ -11,24 +10,27 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, one_line
+from .atomic import read_json
 from .control import ACTIONS, pending
+from .evaluations import INDEX
 from .events import EventReader
 from .follow import Kept
 from .launch import CLI
-from .layout import RunDir
+from .layout import EVALUATION_FOLDER, RunDir
 from .outline import outline
 from .state import FAILED, LOST, STOPPED, RunState, state_or_lost
 
 RESUMABLE = (STOPPED, FAILED, LOST)
 PICTURE = re.compile(r"grid\.png|p\d{3,6}-s\d{1,6}\.png")
-FOLDER = re.compile(r"\d{6,12}")
 REPORTS = ("curve.png", "before-after.png")
-WORKFLOW = "workflow.json"
 
 
 def summary(run: RunDir) -> dict[str, Any]:
     """One run in the list: its state, `seq`, the number of its newest event, and what its card shows."""
-    state = state_or_lost(run)
+    return _entry(run, state_or_lost(run))
+
+
+def _entry(run: RunDir, state: RunState) -> dict[str, Any]:
     found = outline(run)
     last = found.curve().last_seq
     return {
@@ -56,16 +58,16 @@ def description(run: RunDir) -> dict[str, Any]:
     state = state_or_lost(run)
     complete, skipped = list_checkpoints(run)
     return {
-        **summary(run),
+        **_entry(run, state),
         "lora": Path(state.lora).name if state.lora else None,
         "requests": pending(run),
         "checkpoints": [{"iteration": c.iteration, "size": c.size, "created": c.created} for c in complete],
         "damaged_checkpoints": [{"name": path.name, "reason": reason} for path, reason in skipped],
         "samples": evaluations(run),
         "reports": [name for name in REPORTS if (run.path / name).is_file()],
-        "summary": _read_json(run.summary_file),
+        "summary": read_json(run.summary_file),
         "log": str(run.log_file),
-        "workflow": (run.path / WORKFLOW).is_file(),
+        "workflow": run.workflow_file.is_file(),
     }
 
 
@@ -86,7 +88,7 @@ def headless_command(run: RunDir) -> str:
 
 def workflow(run: RunDir) -> Any:
     """The graph that started the run, None where it was started otherwise."""
-    return _read_json(run.path / WORKFLOW)
+    return read_json(run.workflow_file)
 
 
 def configuration(run: RunDir) -> dict[str, Any]:
@@ -143,14 +145,14 @@ class _Evaluation:
         self._known: tuple[Any, dict[str, Any] | None] = (None, None)
 
     def read(self) -> dict[str, Any] | None:
-        index_file = self._folder / "index.json"
+        index_file = self._folder / INDEX
         try:
             stat = index_file.stat()
         except OSError:
             return None
         stamp = (stat.st_size, stat.st_mtime_ns)
         if self._known[0] != stamp:
-            self._known = (stamp, self._found(_read_json(index_file)))
+            self._known = (stamp, self._found(read_json(index_file)))
         return self._known[1]
 
     def _found(self, index: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -174,7 +176,7 @@ _REPEATED = ("prompts", "seeds", "files")
 
 def evaluation(run: RunDir, iteration: int) -> dict[str, Any] | None:
     """One evaluation with the score of each picture, None if there is none of that iteration."""
-    return _evaluations_kept.get(run.samples / f"{iteration:06d}").read()
+    return _evaluations_kept.get(run.evaluation(iteration)).read()
 
 
 def evaluations(run: RunDir) -> list[dict[str, Any]]:
@@ -186,18 +188,10 @@ def evaluations(run: RunDir) -> list[dict[str, Any]]:
     shown: list[dict[str, Any]] = []
     before: dict[str, Any] = {}
     for folder in folders:
-        found = _evaluations_kept.get(folder).read() if FOLDER.fullmatch(folder.name) else None
+        found = _evaluations_kept.get(folder).read() if EVALUATION_FOLDER.fullmatch(folder.name) else None
         if found is None:
             continue
         same = [key for key in _REPEATED if key in before and found[key] == before[key]]
         shown.append({key: None if key in same else value for key, value in found.items() if key != "scores"})
         before = found
     return shown
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None)
-    except (OSError, ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None

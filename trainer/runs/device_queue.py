@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..cache import cache_folder
 from ..errors import UserError, one_line
 from .atomic import write_json
 from .layout import RunDir
@@ -137,9 +138,8 @@ def tickets(folder: Path) -> list[Ticket]:
 
 def default_root() -> Path:
     """`$VGRPO_CACHE/devices/<host>`, else below `~/.cache/vgrpo`: a home folder may be shared between machines."""
-    root = os.environ.get("VGRPO_CACHE") or Path.home() / ".cache" / "vgrpo"
     host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname()) or "host"
-    return Path(root) / "devices" / host
+    return cache_folder("devices") / host
 
 
 def device_key(device: str, environ: Mapping[str, str] = os.environ) -> str:

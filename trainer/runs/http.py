@@ -18,11 +18,11 @@ from aiohttp import web
 
 from ..errors import UserError, one_line
 from .control import ACTIONS
-from .describe import FOLDER, PICTURE, REPORTS, configuration, description, evaluation, headless_command, summary, workflow
+from .describe import PICTURE, REPORTS, configuration, description, evaluation, headless_command, summary, workflow
 from .event_index import event_index
 from .events import EVENT_TYPES, EventReader
 from .launch import log_tail
-from .layout import RunDir, RunNotFound, find_run, list_runs, valid_run_id
+from .layout import EVALUATION_FOLDER, RunDir, RunNotFound, find_run, list_runs, valid_run_id
 from .page import add_assets, is_local
 from .series import MAX_POINTS, run_series
 from .state import state_or_lost
@@ -157,7 +157,7 @@ def _series(run: RunDir, query: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _evaluation(run: RunDir, query: Mapping[str, str]) -> dict[str, Any]:
-    found = evaluation(run, int(query["folder"])) if FOLDER.fullmatch(query["folder"].zfill(6)) else None
+    found = evaluation(run, int(query["folder"])) if EVALUATION_FOLDER.fullmatch(query["folder"].zfill(6)) else None
     if found is None:
         raise Refused(404, "no such evaluation; the description of the run lists those that are there")
     return {"run": run.id, **found}
@@ -179,9 +179,9 @@ def _log(run: RunDir, query: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _sample(run: RunDir, query: Mapping[str, str]) -> Path:
-    if not (FOLDER.fullmatch(query["folder"]) and PICTURE.fullmatch(query["file"])):
+    if not (EVALUATION_FOLDER.fullmatch(query["folder"]) and PICTURE.fullmatch(query["file"])):
         raise Refused(404, "no such picture; the description of the run lists those that are there")
-    return _file(run.samples / f"{int(query['folder']):06d}" / query["file"])
+    return _file(run.evaluation(int(query["folder"])) / query["file"])
 
 
 def _report(run: RunDir, query: Mapping[str, str]) -> Path:

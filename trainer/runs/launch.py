@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -14,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, one_line
+from .atomic import read_json
 from .control import take_requests
 from .layout import RunDir
-from .state import ACTIVE_STATUSES, FAILED, STARTING, RunState, read_state, write_state
+from .state import ACTIVE_STATUSES, FAILED, STARTING, RunState, state_or_none, write_state
 
 PACK = Path(__file__).resolve().parents[2]
 CLI = PACK / "trainer" / "cli.py"
@@ -56,7 +56,7 @@ class Child:
 
 def launch(run: RunDir, device: str) -> Child:
     """Starts `resume --in-line` for a run whose configuration is written. Raises UserError; the state then says `failed`."""
-    old = _state(run)
+    old = state_or_none(run) or RunState()
     state = RunState(
         status=STARTING,
         iteration=old.iteration,
@@ -128,13 +128,10 @@ def settle(run: RunDir, pid: int, code: int) -> None:
 
     A process that was killed while it trained stays `lost`, as any reader finds it: nothing failed there.
     """
-    try:
-        said = json.loads(run.state_file.read_text(encoding="utf-8"))
-        status, owner = said.get("status"), said.get("pid")
-    except (OSError, ValueError, AttributeError):
-        if not run.path.is_dir():  # deleted meanwhile
-            return
-        status, owner = STARTING, None
+    said = read_json(run.state_file)
+    if said is None and not run.path.is_dir():  # deleted meanwhile
+        return
+    status, owner = (STARTING, None) if said is None else (said.get("status"), said.get("pid"))
     if status not in ACTIVE_STATUSES or owner not in (None, pid):
         return
     if code < 0 and owner == pid:
@@ -169,15 +166,8 @@ def log_tail(log: Path, count: int) -> list[str]:
     return [line for line in lines if line.strip()][-count:]
 
 
-def _state(run: RunDir) -> RunState:
-    try:
-        return read_state(run)
-    except UserError:  # missing or torn: it is written anew
-        return RunState()
-
-
 def _fail(run: RunDir, message: str) -> None:
-    state = _state(run)
+    state = state_or_none(run) or RunState()
     state.status, state.message, state.pid, state.process_start = FAILED, message, None, None
     try:
         write_state(run, state)

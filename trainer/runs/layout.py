@@ -13,6 +13,7 @@ from pathlib import Path
 from ..errors import UserError, one_line
 
 RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+EVALUATION_FOLDER = re.compile(r"\d{6,12}")  # an evaluation's name below `samples`
 _RUN_ID_WORDS = "1 to 64 of a-z, 0-9 and '-', not starting with '-'"
 _MAX_SLUG = 40  # leaves room for "-YYYYMMDD-HHMMSS-xxxx" in 64 characters
 
@@ -49,6 +50,25 @@ class RunDir:
     @property
     def samples(self) -> Path:
         return self.path / "samples"
+
+    def evaluation(self, iteration: int) -> Path:
+        """The pictures and the index of one evaluation."""
+        return self.samples / f"{iteration:06d}"
+
+    @property
+    def origin_file(self) -> Path:
+        """Which node, graph and configuration started the run; only ComfyUI writes it."""
+        return self.path / "origin.json"
+
+    @property
+    def workflow_file(self) -> Path:
+        """The graph that started the run."""
+        return self.path / "workflow.json"
+
+    @property
+    def published_file(self) -> Path:
+        """The name under which the LoRA was put into ComfyUI's `loras`."""
+        return self.path / "published.json"
 
     @property
     def checkpoints(self) -> Path:

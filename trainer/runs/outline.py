@@ -5,7 +5,6 @@ A run whose files have not changed costs a few `stat`s. Of a long events.jsonl o
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from bisect import bisect_left
@@ -16,13 +15,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from ..demo import TITLE
+from .atomic import read_json
 from .events import parse_event
 from .follow import Kept
-from .layout import RunDir
+from .layout import EVALUATION_FOLDER, RunDir
 from .state import RUNNING, RunState
 
 REWARD = "reward/total/mean"
-ORIGIN = "origin.json"
 SPARK = 60
 _WHOLE = 128 * 1024  # a file up to this size is read whole
 _STRETCH = 16 * 1024  # of a longer one, so much at each of SPARK places, and more at its end
@@ -35,9 +35,7 @@ _REWARD = re.compile(rb'"%s": (-?[\d.eE+-]+)' % re.escape(REWARD.encode()))
 _TIME = re.compile(rb'"time": (\d+(?:\.\d+)?)')
 _RESUMED = re.compile(rb'"type": "resumed", "iteration": (\d{1,15})')
 _MODEL = re.compile(r"^policy:[^\n]*\n(?:[ ]+[^\n]*\n)*?[ ]+model: *([^\n]+)$", re.MULTILINE)
-_FOLDER = re.compile(r"\d{6,12}")
 _FIRST_PICTURE = re.compile(r"p0{3,6}-s\d{1,6}\.png")
-_EMBEDDED = "V-GRPO embedded model"
 
 
 @dataclass
@@ -70,7 +68,7 @@ class Outline:
             "spark": curve.spark,
             "eta_s": eta,
             "thumbnail": self._thumbnail(),
-            "origin": self._remembered("origin", _stamp(self._run.path / ORIGIN), self._origin),
+            "origin": self._remembered("origin", _stamp(self._run.origin_file), self._origin),
         }
 
     def curve(self) -> Curve:
@@ -91,11 +89,8 @@ class Outline:
 
     def _origin(self) -> dict[str, str | None] | None:
         """The node and the graph that started the run, None where it was started otherwise."""
-        try:
-            found = json.loads((self._run.path / ORIGIN).read_text(encoding="utf-8"))
-            node, graph = found.get("node"), found.get("workflow_id")
-        except (OSError, ValueError, AttributeError):
-            return None
+        found = read_json(self._run.origin_file) or {}
+        node, graph = found.get("node"), found.get("workflow_id")
         return None if node is None else {"node": str(node), "workflow": None if graph is None else str(graph)}
 
     def _thumbnail(self) -> str | None:
@@ -131,7 +126,7 @@ def base_title(config: str) -> str | None:
         except yaml.YAMLError:
             text = text.strip("\"'")
     if text == "demo":
-        return _EMBEDDED
+        return TITLE
     is_hub_id = re.fullmatch(r"[\w.-]+/[\w.-]+", text) is not None
     return text if is_hub_id else re.split(r"[\\/]", text.rstrip("\\/"))[-1] or None
 
@@ -139,7 +134,7 @@ def base_title(config: str) -> str | None:
 def newest_picture(samples: Path) -> tuple[str | None, bool]:
     """The newest evaluation's grid, else its first picture, as a path inside the run; and whether it is the newest's grid."""
     try:
-        folders = sorted((int(name), name) for name in os.listdir(samples) if _FOLDER.fullmatch(name))
+        folders = sorted((int(name), name) for name in os.listdir(samples) if EVALUATION_FOLDER.fullmatch(name))
     except OSError:
         return None, False
     for place, (_, name) in enumerate(reversed(folders)):

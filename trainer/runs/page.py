@@ -6,7 +6,6 @@ import asyncio
 import gzip
 import importlib.metadata
 import importlib.util
-import ipaddress
 import json
 import re
 from functools import lru_cache
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from .addresses import bare_host, is_loopback
 from .launch import PACK
 
 WEB, LOCALES = PACK / "web", PACK / "locales"
@@ -72,15 +72,7 @@ def is_local(request: web.Request) -> bool:
     """Whether the request comes from this machine, and from no proxy on it that speaks for others."""
     if any(name in request.headers for name in ("Forwarded", "X-Forwarded-For", "X-Real-IP", "Via")):
         return False
-    host = request.host.rpartition(":")[0] if not request.host.endswith("]") and ":" in request.host else request.host
-    return _loopback(request.remote or "") and _loopback(host.strip("[]"))
-
-
-def _loopback(name: str) -> bool:
-    try:
-        return name == "localhost" or ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
+    return is_loopback(request.remote or "") and is_loopback(bare_host(request.host))
 
 
 async def _plotly(request: web.Request) -> web.StreamResponse:

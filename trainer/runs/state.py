@@ -92,6 +92,14 @@ def read_state(run: RunDir) -> RunState:
     return replace(state, status=LOST, message=_last_words(state)) if state.active and not _process_behind(state) else state
 
 
+def state_or_none(run: RunDir) -> RunState | None:
+    """The run's state, None where state.json is torn or missing."""
+    try:
+        return read_state(run)
+    except UserError:
+        return None
+
+
 def state_or_lost(run: RunDir) -> RunState:
     """The run's state; `lost`, with the reason as its message, where state.json is torn or missing.
 

@@ -7,8 +7,8 @@
 
 import { listeners } from "./backend.mjs"
 import { RunData } from "./run_data.mjs"
+import { isActiveStatus } from "./status.mjs"
 
-const ACTIVE = new Set(["starting", "running", "paused", "stopping"])
 const CONTROL = new Set(["pause", "resume", "stop", "checkpoint", "sample"])
 /** How often the whole list is asked for: where nobody pushes, runs that others start are only found so. */
 const LIST_SECONDS = { pushed: 30, asked: 6 }
@@ -217,7 +217,7 @@ class Store {
       if (!open) continue
       open.data.takeSummary(this.runs.get(entry.id))
       const stale = open.data.detail !== null && open.data.detail.status !== entry.status
-      const logging = open.data.followsLog && ACTIVE.has(entry.status) // a model that loads writes lines, and no events
+      const logging = open.data.followsLog && isActiveStatus(entry.status) // a model that loads writes lines, and no events
       if (stale || logging || open.data.behind(entry.seq)) open.data.update({ describe: stale }).catch(() => {})
     }
   }
@@ -247,8 +247,8 @@ class Store {
       }
       const ids = new Set(this._dirty)
       this._dirty.clear()
-      for (const [id, { data }] of this._open) if (data.followsLog && ACTIVE.has(this.runs.get(id)?.status)) ids.add(id)
-      if (!pushed) for (const run of this.runs.values()) if (ACTIVE.has(run.status)) ids.add(run.id)
+      for (const [id, { data }] of this._open) if (data.followsLog && isActiveStatus(this.runs.get(id)?.status)) ids.add(id)
+      if (!pushed) for (const run of this.runs.values()) if (isActiveStatus(run.status)) ids.add(run.id)
       const wanted = [...ids].filter((id) => this.runs.has(id))
       for (let k = 0; k < wanted.length; k += MAX_IDS) await this._look(wanted.slice(k, k + MAX_IDS))
     } catch {

@@ -2,11 +2,11 @@
 
 import { el, fill, set, text } from "../lib/dom.mjs"
 import { duration, number, signed, timeAgo } from "../lib/format.mjs"
+import { statusSign } from "../lib/status.mjs"
 import { available, isActive, perform } from "./run_actions.mjs"
 import { spark } from "./spark.mjs"
 
 /** A shape for each state, so that colour is never the only sign. */
-const SIGNS = { starting: "◌", running: "▶", paused: "‖", stopping: "◔", finished: "✓", stopped: "■", failed: "✕", lost: "?" }
 
 let count = 0
 
@@ -68,7 +68,7 @@ export function createCard(context, unfolded) {
     name.title = run.id
     element.dataset.run = run.id
     element.dataset.status = run.status
-    fill(badge, el("span", { "aria-hidden": "true" }, SIGNS[run.status] ?? "•"), " ", t(`status.${run.status}`))
+    fill(badge, el("span", { "aria-hidden": "true" }, statusSign(run.status)), " ", t(`status.${run.status}`))
     text(base, run.base ? t("cards.base", { base: run.base }) : run.id)
     progress()
     rewards()

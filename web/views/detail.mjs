@@ -5,6 +5,7 @@
 
 import { clear, el, stylesheet, text } from "../lib/dom.mjs"
 import { duration, timeAgo } from "../lib/format.mjs"
+import { isActiveStatus } from "../lib/status.mjs"
 import * as config from "./config.mjs"
 import * as curves from "./curves.mjs"
 import * as events from "./events.mjs"
@@ -15,7 +16,6 @@ import { warningStrip } from "./warning_strip.mjs"
 
 const VIEWS = { curves, health, samples, config, log, events }
 const TABS = Object.keys(VIEWS)
-const ACTIVE = ["starting", "running", "paused", "stopping"]
 
 const chosen = { run: null, tab: TABS[0] }
 const mounted = new Map() // element -> panel
@@ -142,7 +142,7 @@ function createPanel(element, context, gone) {
     progress.value = entry.iteration
     const parts = [t("detail.iterations", { iteration: entry.iteration, iterations: entry.iterations })]
     if (Number.isFinite(entry.eta_s) && entry.status === "running") parts.push(t("detail.left", { time: duration(entry.eta_s) }))
-    else if (!ACTIVE.includes(entry.status) && entry.updated) parts.push(timeAgo(entry.updated))
+    else if (!isActiveStatus(entry.status) && entry.updated) parts.push(timeAgo(entry.updated))
     if (entry.base) parts.push(entry.base)
     text(facts, parts.join(" · "))
   }

@@ -7,10 +7,10 @@
 
 import { el, set, text } from "../lib/dom.mjs"
 import { duration, number, signed } from "../lib/format.mjs"
+import { statusSign } from "../lib/status.mjs"
 import { isActive } from "./run_actions.mjs"
 import { spark } from "./spark.mjs"
 
-const SIGNS = { starting: "◌", running: "▶", paused: "‖", stopping: "◔", finished: "✓", stopped: "■", failed: "✕", lost: "?" }
 
 /**
  * @param {object} context store, backend, t, open(runId, {tab, iteration})
@@ -52,7 +52,7 @@ export function createNodeStatus({ store, backend, t, open }, ask) {
   }
 
   function drawState(run) {
-    text(sign, SIGNS[run.status] ?? "•")
+    text(sign, statusSign(run.status))
     text(state, t(`status.${run.status}`))
     if (said !== null && said !== run.status) text(live, t("cards.changed", { name: run.name || run.id, status: t(`status.${run.status}`) }))
     said = run.status

@@ -5,12 +5,11 @@
 
 import { copyText } from "../lib/clipboard.mjs"
 import { confirm, showText } from "../lib/dialog.mjs"
-
-const ACTIVE = new Set(["starting", "running", "paused", "stopping"])
+import { isActiveStatus } from "../lib/status.mjs"
 
 /** Whether a process works on the run, or is about to. */
 export function isActive(run) {
-  return ACTIVE.has(run.status)
+  return isActiveStatus(run.status)
 }
 
 /**
