@@ -111,7 +111,7 @@ def rewards(graph: Graph, x: int, y: int, monitors: tuple[str, ...]) -> int:
     return last
 
 
-SAMPLING = {"steps": 8, "width": 64, "height": 64, "batch_size": 16}
+SAMPLING = {"steps": 4, "width": 64, "height": 64, "batch_size": 16}
 
 
 def train_the_demo(info: dict[str, Any]) -> dict[str, Any]:
@@ -248,7 +248,7 @@ def use_a_run(info: dict[str, Any]) -> dict[str, Any]:
         negative=(negative, "CONDITIONING"),
         latent_image=(latent, "LATENT"),
         seed=1,
-        steps=8,
+        steps=4,
         cfg=1.0,
         sampler_name="euler",
         scheduler="simple",

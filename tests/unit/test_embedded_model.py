@@ -64,9 +64,9 @@ def test_the_base_is_fair_but_far_from_perfect(pipe):
     held_out = [s for s in (sample_scene(rng) for _ in range(1000)) if s.held_out]
     model = {name: getattr(pipe, name) for name in names}
     score, accuracy = parts.measure(model, held_out, seed=2, samples=192)
-    assert 0.4 <= score <= 0.6 and 0.12 <= accuracy <= 0.35
+    assert 0.45 <= score <= 0.65 and 0.15 <= accuracy <= 0.4
     guided_score, guided_accuracy = parts.measure(model, held_out, seed=2, samples=192, guidance=3.0)
-    assert guided_score > score + 0.05 and 0.3 <= guided_accuracy <= 0.6
+    assert guided_score > score + 0.05 and 0.4 <= guided_accuracy <= 0.7
 
 
 SMALLER = ["--set", "rollout.group_size=8", "--set", "rollout.prompts_per_iteration=12", "--set", "evaluation.prompts=24"]
