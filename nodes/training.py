@@ -115,7 +115,7 @@ class VGRPOTrainLoRA(io.ComfyNode):
 
     @classmethod
     def fingerprint_inputs(cls, take: int | None = None, **_: Any) -> str:
-        return flow.take_fingerprint(runs.list_runs(host.runs_root()), take)
+        return flow.take_fingerprint(host.runs_root(), take)
 
     @classmethod
     def execute(

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from ..trainer import runs
@@ -183,14 +184,15 @@ def ending_error(run: RunDir, state: RunState) -> UserError | None:
     )
 
 
-def take_fingerprint(found: list[RunDir], take: int | None) -> str:
-    """Changes when a run of this take appears, or has something new to show; a finished one changes nothing.
+def take_fingerprint(root: Path, take: int | None) -> str:
+    """Changes when a run appears or is deleted, or one of this take has something new to show; a finished one changes nothing.
 
     ComfyUI asks before it knows what comes over links, so other runs of the same take count too. None: take is one itself.
     """
-    return digest(
-        [fingerprint(run) for run in found if (own := read_origin(run).get("take")) is not None and take in (None, own)]
-    )
+    takes = ((run, read_origin(run).get("take")) for run in runs.list_runs(root))
+    shown = [fingerprint(run) for run, own in takes if own is not None and take in (None, own)]
+    # Without the folder's time a deletion would bring back an older value, and ComfyUI its kept answer about the deleted run.
+    return digest([root.stat().st_mtime_ns if root.is_dir() else 0, *shown])
 
 
 def device_problem(device: str | None) -> str | None:
