@@ -8,7 +8,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from trainer.config import RunConfig, preset_names  # noqa: E402
+from trainer.config import KeyRow, RunConfig, preset_names  # noqa: E402
+from trainer.config.table import key_rows  # noqa: E402
 from trainer.rewards import registry  # noqa: E402
 
 HEAD = """\
@@ -29,25 +30,42 @@ Unknown keys are errors that name the nearest known one. "Ours" marks a default 
 REWARDS = """
 ## Rewards
 
-Under `rewards` with a `weight` (default 1, negative = penalty), or under `monitors`: scored and plotted, never trained on.
+An entry under `rewards` or `monitors` is the name of a reward with its options, or a name of your own with `kind`, so that a
+reward can stand there several times. Under `rewards` it also says how it counts; monitors are only scored and plotted.
+[rewards.md](rewards.md) tells the rest.
 
-| name | range | options | what it measures |
+| key of an entry | takes | default | meaning |
 |---|---|---|---|
+| `kind` | a name from the table below | the entry's own name | which reward it is |
+| `weight` | a number from -1000 to 1000 except 0 | 1, of a penalty -1 | how much it counts, negative = penalty |
+| `clip` | `[low, high]`, null = no bound | null | scores beyond a bound count as the bound |
+| `transform` | `log`, or `{{threshold: a score}}` | null | after `clip`: the natural logarithm, or 1 from the threshold on |
+
+| name | range | what it measures |
+|---|---|---|
+{rewards}
+
+| option | takes | default | meaning |
+|---|---|---|---|
+{options}
 """
 
 
 def text() -> str:
-    rows = []
-    for row in RunConfig.key_table():
-        takes = " ".join(filter(None, (row.type, row.range)))
-        rows.append(f"| `{row.key}` | {_cell(takes)} | {_cell(row.default)} | {_cell(row.description)} |")
-    rewards = []
+    keys = [_row(row) for row in RunConfig.key_table()]
+    rewards, options = [], []
     for name in registry.BUILT_IN:
         kind = registry.reward_class(name)
-        options = ", ".join(f"`{key}`" for key in kind.Options.model_fields) or "none"
-        rewards.append(f"| `{name}` | {_cell(kind.range)} | {options} | {_cell(kind.description)} |")
+        rewards.append(f"| `{name}` | {_cell(kind.range)} | {_cell(kind.description)} |")
+        options += [_row(row) for row in key_rows(kind.Options, f"{name}.")]
     presets = ", ".join(f"`{name}`" for name in preset_names())
-    return HEAD.format(presets=presets) + "\n".join(rows) + "\n" + REWARDS + "\n".join(rewards) + "\n"
+    head = HEAD.format(presets=presets) + "\n".join(keys) + "\n"
+    return head + REWARDS.format(rewards="\n".join(rewards), options="\n".join(options))
+
+
+def _row(row: KeyRow) -> str:
+    takes = " ".join(filter(None, (row.type, row.range)))
+    return f"| `{row.key}` | {_cell(takes)} | {_cell(row.default)} | {_cell(row.description)} |"
 
 
 def _cell(value: str) -> str:

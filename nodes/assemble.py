@@ -8,7 +8,7 @@ from typing import Any
 from ..trainer.config import RunConfig, load_config
 from ..trainer.errors import UserError, one_line
 from ..trainer.prompts import Prompt
-from ..trainer.rewards.registry import create
+from ..trainer.rewards.registry import create_entry
 from . import bases, knobs, prompt_text, reward_options
 from .choices import PolicyChoice, PromptSet, RewardChoice, Settings
 
@@ -57,7 +57,7 @@ def _node(text: str) -> str:
 
 def _refuse_unscorable(config: RunConfig, name: str, prompts: tuple[Prompt, ...]) -> None:
     """A reward that can score none of the prompts would train on nothing; said before anything is started."""
-    reward = create(name, {key: value for key, value in config.rewards[name].items() if key != "weight"})
+    reward = create_entry(name, config.rewards[name])
     reason = None
     for prompt in prompts:
         try:

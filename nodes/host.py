@@ -14,7 +14,7 @@ import secrets
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("vgrpo.nodes")
 
+_WEIGHT_FOLDERS = ("clip_vision", "text_encoders", "clip")  # beside the pack's own below `models`
 RUNS_FOLDER = "vgrpo"  # below ComfyUI's output folder, and below a `loras` folder
 PREVIEW_SIZE = 512  # pixels of a preview's longer side
 _FORBIDDEN = re.compile(r'[\x00-\x1f<>:"/\\|?*]+')  # in a file's name on any system
@@ -103,6 +104,29 @@ def _diffusers() -> dict[str, Path]:
                 if (name := os.path.relpath(folder, root)) != ".":
                     found.setdefault(name.replace(os.sep, "/"), Path(folder).absolute())
     return found
+
+
+def offer_model_folders(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Tells this process and the trainers that it starts where the weights of rewards may lie: `models/vgrpo`, the folders of
+    ComfyUI's own CLIP models, and ComfyUI's CLIP vocabulary. Folders that are set already come first. Call it once."""
+    import folder_paths
+
+    from ..trainer.rewards.weights import FOLDERS, OWN
+
+    folder_paths.add_model_folder_path(OWN, os.path.join(folder_paths.models_dir, OWN))
+    folders = [folder for kind in (OWN, *_WEIGHT_FOLDERS) for folder in _folders(kind)]
+    folders.append(os.path.join(os.path.dirname(folder_paths.__file__), "comfy"))
+    given = [folder for folder in environ.get(FOLDERS, "").split(os.pathsep) if folder]
+    environ[FOLDERS] = os.pathsep.join(dict.fromkeys(map(os.path.abspath, (*given, *folders))))
+
+
+def _folders(kind: str) -> list[str]:
+    import folder_paths
+
+    try:
+        return list(folder_paths.get_folder_paths(kind))
+    except KeyError:  # this version has no such kind
+        return []
 
 
 def input_files(suffixes: tuple[str, ...]) -> list[str]:

@@ -11,19 +11,35 @@ from typing import Any, Literal, get_args, get_origin
 import annotated_types
 from pydantic.fields import FieldInfo
 
+from ..trainer.config.shape import KEYS as SHAPE_KEYS
+from ..trainer.config.shape import read_shape
 from ..trainer.config.text import parse
 from ..trainer.errors import UserError
 from ..trainer.rewards.registry import BUILT_IN, reward_class
 from .choices import RewardChoice, typed
 
 MAX_WEIGHT = 1000.0
-OWN = ("weight", "monitor_only", "rewards")  # inputs that every reward node has; no option may be called so
+OWN = ("weight", "monitor_only", "rewards", "name")  # inputs that reward nodes have; no option may be called so
+SEVERAL = ("judge", "http")  # two of these in one chain make sense; their nodes have a name
+TRANSFORMS = ("none", "log", "threshold")
+SHAPE_NODE = "Shape Reward"
 _LIMIT = 2**31 - 1
+_TITLES = {
+    "jpeg_size": "JPEG size",
+    "hpsv2": "HPSv2",
+    "pickscore": "PickScore",
+    "imagereward": "ImageReward",
+    "clipscore": "CLIPScore",
+    "ocr": "OCR",
+    "geneval": "GenEval",
+    "nsfw": "NSFW",
+    "http": "HTTP scorer",
+}
 
 
 @dataclass(frozen=True)
 class Option:
-    """One option as an input: `kind` is combo, int, float, bool, text, or yaml for types that no other widget holds."""
+    """One option as an input: `kind` is combo, int, float, bool, text, lines (of text), or yaml for what no other holds."""
 
     id: str
     kind: str
@@ -41,8 +57,12 @@ def node_id(name: str) -> str:
 
 def title(name: str) -> str:
     """`jpeg_size` -> `Reward: JPEG size`."""
-    words = name.replace("_", " ").replace("jpeg", "JPEG")
+    words = _TITLES.get(name) or name.replace("_", " ")
     return f"Reward: {words[:1].upper()}{words[1:]}"
+
+
+def default_weight(name: str) -> float:
+    return -1.0 if reward_class(name).penalty else 1.0
 
 
 def describe(name: str) -> str:
@@ -62,13 +82,14 @@ def options_of(name: str) -> list[Option]:
 
 
 def add_reward(
-    name: str, weight: float, monitor_only: bool, options: Mapping[str, Any], before: RewardChoice | None
+    kind: str, weight: float, monitor_only: bool, options: Mapping[str, Any], before: RewardChoice | None, name: str = ""
 ) -> RewardChoice:
-    """The rewards of the chain before, and this one. Raises UserError of one line."""
-    before, node = before or RewardChoice(), title(name)
+    """The rewards of the chain before, and this one, under `name` if that is given. Raises UserError of one line."""
+    before, node, name = before or RewardChoice(), title(kind), name.strip() or kind
     if name in before.rewards or name in before.monitors:
-        raise UserError(f"{node} stands twice in the chain of rewards; keep one of the two nodes")
-    values = _values(name, options)
+        other = ", or give one of them another name" if kind in SEVERAL else ""
+        raise UserError(f"{node} stands twice in the chain of rewards; keep one of the two nodes{other}")
+    values = {**({"kind": kind} if name != kind else {}), **_values(kind, options)}
     if monitor_only:
         return replace(before, monitors={**before.monitors, name: values})
     if weight == 0:
@@ -78,7 +99,42 @@ def add_reward(
         )
     if not math.isfinite(weight) or abs(weight) > MAX_WEIGHT:
         raise UserError(f"{node}: weight = {weight:g}; allowed: -{MAX_WEIGHT:g} to {MAX_WEIGHT:g} except 0")
+    if weight > 0 and reward_class(kind).penalty:
+        raise UserError(f"{node}: weight = {weight:g} trains towards what it warns of; give a negative weight, or monitor_only")
     return replace(before, rewards={**before.rewards, name: {"weight": typed(weight), **values}})
+
+
+def shape_reward(before: RewardChoice, name: str, low: str, high: str, transform: str, threshold: float) -> RewardChoice:
+    """The chain with one of its rewards shaped: `name`, or the last one. Bounds are numbers as text, empty = none."""
+    if not before.rewards:
+        raise UserError(f"{SHAPE_NODE}: no reward of the chain is trained on; a monitor's scores are shown as they are")
+    name = name.strip() or list(before.rewards)[-1]
+    if name not in before.rewards:
+        raise UserError(f"{SHAPE_NODE}: reward = {name!r}; allowed: {', '.join(before.rewards)}, or empty for the last one")
+    shape: dict[str, Any] = {}
+    bounds = [_bound(low, "low"), _bound(high, "high")]
+    if bounds != [None, None]:
+        shape["clip"] = bounds
+    if transform == "log":
+        shape["transform"] = "log"
+    elif transform == "threshold":
+        shape["transform"] = {"threshold": typed(threshold)}
+    elif transform != "none":
+        raise UserError(f"{SHAPE_NODE}: transform = {transform!r}; allowed: {', '.join(TRANSFORMS)}")
+    _, problems = read_shape(shape, SHAPE_NODE)
+    if problems:
+        raise UserError(problems[0].text)
+    kept = {key: value for key, value in before.rewards[name].items() if key not in SHAPE_KEYS}
+    return replace(before, rewards={**before.rewards, name: {**kept, **shape}})
+
+
+def _bound(text: str, which: str) -> float | None:
+    if not text.strip():
+        return None
+    value = parse(text, f"{SHAPE_NODE}: {which}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise UserError(f"{SHAPE_NODE}: {which} = {text.strip()!r}; allowed: a number, or nothing for no bound")
+    return typed(value)
 
 
 def names() -> tuple[str, ...]:
@@ -116,7 +172,8 @@ def _option(key: str, field: FieldInfo) -> Option:
         low, high = _range(field, kind)
         return Option(key, kind.__name__, kind(low if default is None else default), text, (), low, high)
     if kind is str:
-        return Option(key, "text", default or "", text)
+        extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+        return Option(key, "lines" if extra.get("multiline") else "text", default or "", text)
     shown = "" if default is None else json.dumps(default)  # which is YAML as well, on one line
     return Option(key, "yaml", shown, f"{text} (as YAML; empty = null)")
 

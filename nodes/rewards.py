@@ -1,4 +1,4 @@
-"""One node for each built-in reward, made from the registry and the reward's own options. They are chained."""
+"""One node for each built-in reward, made from the registry and the options of its class; Shape Reward. They are chained."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RewardNode(io.ComfyNode):
                 ),
                 io.Float.Input(
                     "weight",
-                    default=1.0,
+                    default=reward_options.default_weight(cls.reward),
                     min=-MAX_WEIGHT,
                     max=MAX_WEIGHT,
                     step=0.1,
@@ -44,15 +44,91 @@ class RewardNode(io.ComfyNode):
                     "cost.",
                 ),
                 *(_input(option) for option in reward_options.options_of(cls.reward)),
+                *([_NAME] if cls.reward in reward_options.SEVERAL else []),
             ],
             outputs=[REWARDS.Output(display_name="rewards", tooltip="This reward and all those before it in the chain.")],
         )
 
     @classmethod
     def execute(
-        cls, weight: float = 1.0, monitor_only: bool = False, rewards: RewardChoice | None = None, **options: Any
+        cls,
+        weight: float | None = None,
+        monitor_only: bool = False,
+        rewards: RewardChoice | None = None,
+        name: str = "",
+        **options: Any,
     ) -> io.NodeOutput:
-        return io.NodeOutput(reward_options.add_reward(cls.reward, weight, monitor_only, options, rewards))
+        weight = reward_options.default_weight(cls.reward) if weight is None else weight
+        return io.NodeOutput(reward_options.add_reward(cls.reward, weight, monitor_only, options, rewards, name))
+
+
+class ShapeReward(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="VGRPOShapeReward",
+            display_name=reward_options.SHAPE_NODE,
+            category=f"{CATEGORY}/rewards",
+            description="Bounds, a logarithm or a threshold for the scores of one reward before they are compared. The curves "
+            "go on showing the scores themselves.",
+            inputs=[
+                REWARDS.Input("rewards", tooltip="A chain of rewards; one of them is shaped."),
+                io.String.Input(
+                    "reward",
+                    default="",
+                    dynamic_prompts=False,
+                    tooltip="Which one, by its name in the curves, such as jpeg_size. Empty = the last of the chain that is "
+                    "trained on.",
+                ),
+                io.String.Input(
+                    "low",
+                    default="",
+                    dynamic_prompts=False,
+                    tooltip="Scores under this count as this. Pictures that all lie under it do not differ, so a penalty with "
+                    "a low bound acts only on those above. Empty = no bound.",
+                ),
+                io.String.Input(
+                    "high", default="", dynamic_prompts=False, tooltip="Scores above this count as this. Empty = no bound."
+                ),
+                io.Combo.Input(
+                    "transform",
+                    options=list(reward_options.TRANSFORMS),
+                    default="none",
+                    tooltip="log: the natural logarithm, which needs a low bound above 0. threshold: 1 where the score reaches "
+                    "it, else 0.",
+                ),
+                io.Float.Input(
+                    "threshold",
+                    default=0.5,
+                    min=-1e9,
+                    max=1e9,
+                    step=0.01,
+                    round=0.000001,
+                    tooltip="In the unit of the score. Used only with transform = threshold.",
+                ),
+            ],
+            outputs=[REWARDS.Output(display_name="rewards", tooltip="The same rewards, one of them shaped.")],
+        )
+
+    @classmethod
+    def execute(
+        cls,
+        rewards: RewardChoice,
+        reward: str = "",
+        low: str = "",
+        high: str = "",
+        transform: str = "none",
+        threshold: float = 0.5,
+    ) -> io.NodeOutput:
+        return io.NodeOutput(reward_options.shape_reward(rewards, reward, low, high, transform, threshold))
+
+
+_NAME = io.String.Input(
+    "name",
+    default="",
+    dynamic_prompts=False,
+    tooltip="What its curves are called, for a chain with several of this kind. Empty = the reward's own name.",
+)
 
 
 def _input(option: Option) -> io.Input:
@@ -66,11 +142,11 @@ def _input(option: Option) -> io.Input:
         return io.Int.Input(option.id, min=option.low, max=option.high, control_after_generate=False, **common)
     if option.kind == "float":
         return io.Float.Input(option.id, min=option.low, max=option.high, step=0.01, round=0.000001, **common)
-    return io.String.Input(option.id, dynamic_prompts=False, **common)
+    return io.String.Input(option.id, dynamic_prompts=False, multiline=option.kind == "lines", **common)
 
 
 def _node(name: str) -> type[RewardNode]:
     return type(reward_options.node_id(name), (RewardNode,), {"reward": name, "__module__": __name__})
 
 
-NODES: list[type[io.ComfyNode]] = [_node(name) for name in reward_options.names()]
+NODES: list[type[io.ComfyNode]] = [*(_node(name) for name in reward_options.names()), ShapeReward]

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from ..trainer.config.shape import shape_of
 from ..trainer.device import choose_device
 from ..trainer.errors import UserError
 from ..trainer.prompts import Prompt
-from ..trainer.rewards import Reward, create
-from ..trainer.rewards.scoring import load_rewards, score_rewards
+from ..trainer.rewards import Reward
+from ..trainer.rewards.registry import create_entry
+from ..trainer.rewards.scoring import ScoreTable, join, load_rewards, score_rewards
+from ..trainer.rewards.shaping import Shape, shape_scores
 from .annotate import to_uint8
 from .choices import Group, RewardChoice
 from .prompt_text import read_lines
@@ -22,7 +24,6 @@ from .score_report import Scored, advantages_of
 
 NODE = "Score Group"
 CHUNK = 8  # pictures a reward scores between two looks at the Cancel button
-_COUNT = re.compile(r"^\d+ of \d+ outputs not scored:? ")  # of a chunk, where the count of all is meant
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Judges:
 
     rewards: dict[str, Reward]
     weights: dict[str, float]
+    shapes: dict[str, Shape] = field(default_factory=dict)  # of those that have one
     broken: dict[str, str] = field(default_factory=dict)
     messages: list[tuple[str, str]] = field(default_factory=list)
 
@@ -87,8 +89,8 @@ def appoint(choice: RewardChoice, device: str = "cpu") -> Judges:
     names = [*choice.rewards, *(name for name in choice.monitors if name not in choice.rewards)]
     if not names:
         raise UserError(f"{NODE}: no reward is connected; add at least one Reward node")
-    rewards = {name: create(name, {key: value for key, value in settings[name].items() if key != "weight"}) for name in names}
-    judges = Judges(rewards, weights)
+    rewards = {name: create_entry(name, settings[name]) for name in names}
+    judges = Judges(rewards, weights, {name: shape_of(settings[name]) for name in weights})
     if not weights:
         judges.weights = {names[0]: 1.0}
         judges.messages.append((names[0], "only monitors are connected; the advantages shown are this one's, as if it counted"))
@@ -104,25 +106,26 @@ def score_all(subject: Subject, judges: Judges, between: Callable[[int], None] =
     """
     texts = [prompt.text for prompt in subject.prompts]
     metadata = [prompt.metadata for prompt in subject.prompts]
-    scores, messages, done = {}, list(judges.messages), 0
+    tables, messages, done = {}, list(judges.messages), 0
     for name, reward in judges.rewards.items():
-        parts, reasons = [], []
+        parts = []
         for start in range(0, len(texts), CHUNK):
             between(done)
             part = slice(start, start + CHUNK)
             if name in judges.broken:
-                parts.append(torch.full((len(texts[part]),), torch.nan, dtype=torch.float64))
+                unknown = torch.full((len(texts[part]),), torch.nan, dtype=torch.float64)
+                parts.append(ScoreTable({name: unknown}, reasons={name: judges.broken[name]}))
             else:
-                table = score_rewards({name: reward}, subject.images[part], texts[part], metadata[part])
-                parts.append(table.scores[name])
-                reasons += [reason for _, reason in (*table.failures, *table.warnings)]
-            done += len(parts[-1])
-        scores[name] = torch.cat(parts)
-        lacking = int(scores[name].isnan().sum())
-        if lacking:
-            reason = judges.broken.get(name) or _COUNT.sub("", reasons[0])
+                parts.append(score_rewards({name: reward}, subject.images[part], texts[part], metadata[part]))
+            done += len(texts[part])
+        tables[name] = join(parts)
+        if lacking := int(tables[name].scores[name].isnan().sum()):
             left_out = "; the advantages are made without it" if name in judges.weights and lacking == len(texts) else ""
+            reason = tables[name].reasons.get(name, "NaN")
             messages.append((name, f"{lacking} of {len(texts)} pictures not scored: {reason}{left_out}"))
+        messages += tables[name].notes
+    scores = {name: table.scores[name] for name, table in tables.items()}
+    compared = {name: shape_scores(values, judges.shapes.get(name, Shape())) for name, values in scores.items()}
     between(done)
     if not any(bool(values.isfinite().any()) for values in scores.values()):
         said = "; ".join(f"{name}: {text}" for name, text in messages if name in scores)
@@ -132,7 +135,8 @@ def score_all(subject: Subject, judges: Judges, between: Callable[[int], None] =
         group_ids=subject.group_ids,
         seeds=subject.seeds,
         scores=scores,
+        compared=compared,
         weights=judges.weights,
-        advantages=advantages_of(scores, judges.weights, subject.group_ids),
+        advantages=advantages_of(compared, judges.weights, subject.group_ids),
         messages=messages,
     )

@@ -23,7 +23,8 @@ MOSTLY_BETWEEN = 0.1  # share of the variance inside groups under which a note i
 
 @dataclass(frozen=True)
 class Scored:
-    """B scored pictures. `weights` names the rewards that count; all others in `scores` are monitors.
+    """B scored pictures. `weights` names the rewards that count; all others in `scores` are monitors. `compared` are the scores
+    as the training compares them, after bounds and transforms.
 
     `group_ids` are the positions of the groups, 0 and up; `advantages` float64[B], 0 where an output was not scored.
     """
@@ -32,6 +33,7 @@ class Scored:
     group_ids: tuple[int, ...]
     seeds: tuple[int, ...] | None
     scores: dict[str, Tensor]
+    compared: dict[str, Tensor]
     weights: dict[str, float]
     advantages: Tensor
     messages: list[tuple[str, str]] = field(default_factory=list)  # (reward, what went wrong or should be known)
@@ -185,7 +187,7 @@ def table(scored: Scored) -> str:
 def summary(scored: Scored) -> str:
     """A line of figures for each reward, then its verdict in plain words."""
     names = ordered(scored)
-    spreads = {name: spread(scored.scores[name], scored.group_ids) for name in names}
+    spreads = {name: spread(scored.compared[name], scored.group_ids) for name in names}
     head = ["reward", "weight", "mean", "std within a group", "groups without a difference"]
     rows = []
     for name, s in spreads.items():
@@ -202,7 +204,7 @@ def summary(scored: Scored) -> str:
 def data(scored: Scored) -> dict[str, Any]:
     """Everything as plain data for JSON, counted from 0; null for NaN, seeds as text because JavaScript would round them."""
     best, worst = best_and_worst(scored)
-    alone = {name: group_advantages(values, list(scored.group_ids)) for name, values in scored.scores.items()}
+    alone = {name: group_advantages(values, list(scored.group_ids)) for name, values in scored.compared.items()}
     groups = []
     for number, members in enumerate(scored.members()):
         pictures = [
@@ -221,7 +223,7 @@ def data(scored: Scored) -> dict[str, Any]:
         groups.append({**about, "pictures": pictures})
     rewards = {}
     for name in ordered(scored):
-        s = spread(scored.scores[name], scored.group_ids)
+        s = spread(scored.compared[name], scored.group_ids)
         word, text = verdict(s)
         figures = {key: _plain(value) for key, value in vars(s).items()}
         rewards[name] = {"weight": scored.weights.get(name), **figures, "verdict": word, "explanation": text}

@@ -25,6 +25,7 @@ V-GRPO: train a LoRA for an image model with online RL.
   resume   go on with a run that was stopped, killed or lost
   sample   make pictures with a run's LoRA
   score    score pictures with rewards
+  rewards  list the rewards, and which of their files are there
   export   write a run's LoRA for ComfyUI, diffusers or kohya tools
   runs     list runs
   serve    show a folder of runs over HTTP
@@ -115,15 +116,35 @@ def build_parser() -> argparse.ArgumentParser:
     score = add(
         "score",
         "score pictures with rewards",
-        "python trainer/cli.py score samples --rewards scene,brightness --prompts demo --csv scores.csv",
+        "python trainer/cli.py score samples --rewards scene,brightness --prompts demo --csv scores.csv\n"
+        "python trainer/cli.py score pictures --rewards hpsv2 --set hpsv2.version=v2.0 --prompt 'a cat on a chair'\n"
+        "python trainer/cli.py score ComfyUI/output --config runs/demo-20260101-120000-abcd",
     )
     score.add_argument("pictures", nargs="+", type=Path, help="pictures, or folders of them")
-    score.add_argument("--rewards", required=True, help="reward names, separated by commas")
+    score.add_argument("--rewards", help="reward names, separated by commas (default: those and the monitors of --config)")
+    score.add_argument("--config", help="a configuration or a run's folder, whose rewards and options are used")
     score.add_argument(
-        "--prompt", help="the prompt of all pictures (default: the prompt stored in a PNG, or a .txt beside the picture)"
+        "--set", action="append", default=[], metavar="NAME.OPTION=VALUE", dest="overrides", help="an option of a reward"
+    )
+    score.add_argument(
+        "--prompt",
+        help="the prompt of all pictures (default: the one that ComfyUI, a web UI or this program wrote into the picture, or a "
+        ".txt beside it)",
     )
     score.add_argument("--prompts", help="a .jsonl file whose metadata belongs to the prompts, or 'demo'")
     score.add_argument("--csv", type=Path, help="also write the table here")
+    score.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps, xpu")
+
+    rewards = add(
+        "rewards",
+        "list the rewards: what they measure, the files they need, and which of those are there",
+        "python trainer/cli.py rewards\npython trainer/cli.py rewards ocr --set ocr.language=german",
+    )
+    rewards.add_argument("names", nargs="*", help="only these, with their options (default: all)")
+    rewards.add_argument(
+        "--set", action="append", default=[], metavar="NAME.OPTION=VALUE", dest="overrides", help="an option of a reward"
+    )
+    rewards.add_argument("--verify", action="store_true", help="compare files with published checksums; reads all of them")
 
     export = add(
         "export",

@@ -11,7 +11,10 @@ from .config import RunConfig
 from .policies.base import Conditioning, Policy, Sampling
 from .prompts import Prompt
 from .rewards.base import Reward
-from .rewards.scoring import score_rewards
+from .rewards.phase import ScoringPhase
+from .rewards.scoring import ScoreTable
+from .rewards.shaping import shape_all
+from .rollout import decode_in_batches
 from .seeds import derive_seed
 
 
@@ -53,12 +56,13 @@ def evaluate(
     k = config.evaluation.seeds
     owners = [i for i in range(len(prompts)) for _ in range(k)]
     seeds = tuple(derive_seed(config.seed, "evaluation", i, member) for i in range(len(prompts)) for member in range(k))
-    images = _sample(policy, conditioning.rows(owners), seeds, evaluation_sampling(config), on_step)
-    texts, metadata = [prompts[o].text for o in owners], [prompts[o].metadata for o in owners]
-    table = score_rewards(rewards, images, texts, metadata, details=True)
+    images, table = _sample_and_score(
+        policy, conditioning.rows(owners), seeds, [prompts[o] for o in owners], rewards, evaluation_sampling(config), on_step
+    )
     means = {f"eval/{name}/mean": _mean(values) for name, values in table.scores.items()}
     means |= {f"eval/{name}": _mean(values) for name, values in table.details.items()}
-    means["eval/total/mean"] = sum(means[f"eval/{name}/mean"] * weight for name, weight in config.reward_weights().items())
+    shaped = shape_all(table.scores, config.reward_shapes())
+    means["eval/total/mean"] = sum(_mean(shaped[name]) * weight for name, weight in config.reward_weights().items())
     return Evaluation(tuple(prompts), k, seeds, images, table.scores, means, (*table.failures, *table.warnings))
 
 
@@ -67,12 +71,21 @@ def _mean(values: torch.Tensor) -> float:
     return float(good.mean()) if len(good) else float("nan")
 
 
-def _sample(policy: Policy, conditioning: Conditioning, seeds: Sequence[int], sampling: Sampling, on_step) -> torch.Tensor:
+def _sample_and_score(
+    policy: Policy,
+    conditioning: Conditioning,
+    seeds: Sequence[int],
+    prompts: Sequence[Prompt],
+    rewards: dict[str, Reward],
+    sampling: Sampling,
+    on_step: Callable[[], None] | None,
+) -> tuple[torch.Tensor, ScoreTable]:
     batch = min(sampling.batch_size, len(seeds))
     while True:
         try:
             latents = policy.sample(conditioning, seeds, replace(sampling, batch_size=batch), on_step)
-            return torch.cat([policy.decode(part) for part in latents.split(batch)])
+            with ScoringPhase(rewards, details=True) as scoring:
+                return decode_in_batches(policy, latents, prompts, batch, scoring.add), scoring.result(on_step)
         except torch.OutOfMemoryError:
             if batch == 1:
                 raise

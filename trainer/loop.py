@@ -26,7 +26,9 @@ from .optimization import GuardedStepper, learning_rate, update_average
 from .policies.base import Conditioning, Policy, Sampling
 from .prompts import Prompt
 from .rewards.base import Reward
-from .rewards.scoring import ScoreTable, score_rewards
+from .rewards.phase import ScoringPhase
+from .rewards.scoring import ScoreTable
+from .rewards.shaping import shape_all
 from .rollout import Rollout, pick_prompts, sample_groups
 from .seeds import derive_seed
 
@@ -74,21 +76,19 @@ def run_iteration(
     # theta_old <- theta, frozen for the whole iteration.
     behaviour = adapter.snapshot()
 
-    # For each prompt: sample a group of G outputs with theta_old.
-    with _timed(clock, "rollout"):
-        picks = pick_prompts(prompts, config.rollout.prompts_per_iteration, seed, iteration)
-        with adapter.for_sampling():
-            rollout = sample_groups(
-                policy, picks, conditioning, config.rollout.group_size, sampling_of(config), seed, iteration, on_step
-            )
+    # For each prompt: sample a group of G outputs with theta_old. Their rewards, while further outputs are decoded.
+    with ScoringPhase(rewards) as scoring:
+        with _timed(clock, "rollout"):
+            picks = pick_prompts(prompts, config.rollout.prompts_per_iteration, seed, iteration)
+            sampling, members = sampling_of(config), config.rollout.group_size
+            with adapter.for_sampling():
+                rollout = sample_groups(policy, picks, conditioning, members, sampling, seed, iteration, on_step, scoring.add)
+        with _timed(clock, "reward"):
+            scores = scoring.result(on_step)
 
-    # Rewards, group-relative advantages, optional soft clip.
-    with _timed(clock, "reward"):
-        scores = score_rewards(
-            rewards, rollout.images, [p.text for p in rollout.prompts], [p.metadata for p in rollout.prompts]
-        )
+    # Group-relative advantages, optional soft clip.
     weights = config.reward_weights()
-    trained = {name: scores.scores[name] for name in weights}
+    trained = shape_all(scores.scores, config.reward_shapes())
     advantages = combine_advantages(trained, weights, rollout.group_ids, objective.advantage.combine, objective.advantage.scale)
     advantages = soft_clip(advantages, objective.soft_clip_eta).float()  # some devices have no float64
 
@@ -203,6 +203,9 @@ def _metrics(
         good = values[values.isfinite()]
         metrics[f"reward/{name}/mean"] = float(good.mean()) if len(good) else float("nan")
         metrics[f"reward/{name}/std"] = float(good.std(correction=0)) if len(good) else float("nan")
+        if len(good) < len(values):
+            metrics[f"reward/{name}/failed"] = float(len(values) - len(good))
+    metrics.update({f"reward/{name}": value for name, value in scores.counts.items()})
     total = sum(values * weights[name] for name, values in trained.items())
     metrics["reward/total/mean"] = float(total[total.isfinite()].mean()) if total.isfinite().any() else float("nan")
     metrics["reward/nan_outputs"] = float((~total.isfinite()).sum())

@@ -17,6 +17,7 @@ from .config import DEMO_MODEL, RunConfig, load_config
 from .config.fields import looks_like_path
 from .demo import MODEL_DIR
 from .errors import UserError, one_line
+from .rewards.registry import create_entry
 from .runs import RunDir
 from .runs.state import state_or_lost
 
@@ -30,10 +31,14 @@ FREE_FOR_DEMO, FREE_FOR_OTHERS = _GIB // 4, 2 * _GIB
 def preflight(
     config: RunConfig, root: Path, free_bytes: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free
 ) -> None:
-    """Raises UserError with the first thing that is missing: a package, the model, room on the disk, a folder to write in."""
+    """Raises UserError with the first thing that is missing: a package, the model, what a reward needs, room on the disk,
+    a folder to write in."""
     if problem := missing_packages(_requirements()):
         raise UserError(problem)
     _check_files(config)
+    for name, settings in config.rewards.items():
+        if lacking := create_entry(name, settings).missing():
+            raise UserError(f"rewards.{name}: {lacking}")
     try:
         root.mkdir(parents=True, exist_ok=True)
         probe = root / ".writable"

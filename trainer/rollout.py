@@ -62,20 +62,39 @@ def sample_groups(
     run_seed: int,
     iteration: int,
     on_step: Callable[[], None] | None = None,
+    on_images: Callable[[torch.Tensor, tuple[Prompt, ...]], None] = lambda images, prompts: None,
 ) -> Rollout:
     """Algorithm 1, line "sample a group of G outputs" (arXiv 2604.23380), for every picked prompt.
 
-    `conditioning` holds the whole prompt list; rows are taken by each pick's index.
+    `conditioning` holds the whole prompt list; rows are taken by each pick's index. `on_images` is called with each batch of
+    pictures and their prompts as soon as it is decoded.
     """
     owners = [position for position in range(len(picks)) for _ in range(group_size)]
     seeds = [rollout_seed(run_seed, iteration, pick.index, member) for pick in picks for member in range(group_size)]
     rows = conditioning.rows([picks[o].index for o in owners])
     latents = policy.sample(rows, seeds, sampling, on_step)
+    prompts = tuple(picks[o].prompt for o in owners)
     return Rollout(
         latents=latents,
-        images=policy.decode(latents),
+        images=decode_in_batches(policy, latents, prompts, sampling.batch_size, on_images),
         conditioning=rows,
         group_ids=torch.tensor(owners),
-        prompts=tuple(picks[o].prompt for o in owners),
+        prompts=prompts,
         seeds=tuple(seeds),
     )
+
+
+def decode_in_batches(
+    policy: Policy,
+    latents: torch.Tensor,
+    prompts: Sequence[Prompt],
+    batch_size: int,
+    on_images: Callable[[torch.Tensor, tuple[Prompt, ...]], None],
+) -> torch.Tensor:
+    """Pictures uint8[B, H, W, 3]; `on_images` is called with each batch of them and their prompts once it is there."""
+    parts: list[torch.Tensor] = []
+    for start in range(0, len(latents), batch_size):
+        here = slice(start, start + batch_size)
+        parts.append(policy.decode(latents[here]))
+        on_images(parts[-1], tuple(prompts[here]))
+    return torch.cat(parts)

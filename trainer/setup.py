@@ -20,7 +20,7 @@ from .policies import load_policy
 from .policies.base import Conditioning, Policy
 from .prompts import Prompt
 from .rewards.base import Reward
-from .rewards.registry import create
+from .rewards.registry import create_entry
 from .rewards.scoring import load_rewards
 
 _T = TypeVar("_T")
@@ -75,9 +75,9 @@ def _create_rewards(config: RunConfig, held_out: tuple[Prompt, ...]) -> tuple[di
     """Rewards and monitors, and notes about prompts that they can't score; a reward that can train on none is a UserError."""
     rewards, notes = {}, []
     for name in (*config.rewards, *(n for n in config.monitors if n not in config.rewards)):
-        settings = dict(config.rewards.get(name, config.monitors.get(name, {})))
-        settings.pop("weight", None)
-        rewards[name] = create(name, settings)
+        rewards[name] = create_entry(name, config.rewards.get(name, config.monitors.get(name, {})))
+        if name in config.rewards and (lacking := rewards[name].missing()):
+            raise UserError(f"rewards.{name}: {lacking}")
         for key, prompts in (("prompts.train", config.prompts.train), ("prompts.evaluate", held_out)):
             reasons = [r for r in (_problem(rewards[name], p) for p in prompts) if r]
             if key == "prompts.train" and name in config.rewards and len(reasons) == len(prompts):

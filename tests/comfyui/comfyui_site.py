@@ -34,7 +34,7 @@ _PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 _INSTALL = ["install", "--quiet", "--only-binary", ":all:", "--timeout", "20", "--retries", "2"]
 
 # PyPI's torchvision is built for CUDA; beside a CPU torch its library does not load, and its Python half misses two operators.
-_SHIM = '''\
+TORCHVISION_SHIM = '''\
 """Beside a CPU torch, gives torchvision's Python half the two operators that it asks for when it is imported."""
 
 import sys
@@ -65,7 +65,7 @@ def comfyui_site(tree: Path) -> Path:
     """
     wanted = _wanted(tree)
     installed = {dist.name.lower(): dist.version for dist in importlib.metadata.distributions() if dist.name}
-    key = json.dumps([wanted, sys.version, installed.get("torch"), sorted(installed), _SHIM, _SCHEME])
+    key = json.dumps([wanted, sys.version, installed.get("torch"), sorted(installed), TORCHVISION_SHIM, _SCHEME])
     site = cache_folder() / f"comfy-site-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
     if not site.is_dir():
         site.parent.mkdir(parents=True, exist_ok=True)
@@ -103,7 +103,7 @@ def _fill(scratch: Path, wanted: list[str], installed: dict[str, str]) -> None:
     import torch
 
     if not torch.version.cuda:
-        (site / "sitecustomize.py").write_text(_SHIM, encoding="utf-8")
+        (site / "sitecustomize.py").write_text(TORCHVISION_SHIM, encoding="utf-8")
         shutil.rmtree(site / "torchaudio" / "lib", ignore_errors=True)  # it is built for CUDA too; without it, it isn't loaded
 
 

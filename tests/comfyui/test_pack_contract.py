@@ -21,6 +21,7 @@ NODES = {
     "VGRPOSamplePromptGroup",
     "VGRPOScoreGroup",
     "VGRPOLoadDemoModel",
+    "VGRPOShapeReward",
     *("VGRPOReward" + name.title().replace("_", "") for name in BUILT_IN),
 }
 START_S = 0.3

@@ -250,6 +250,20 @@ def test_relative_paths_count_from_the_files_folder(folders):
     assert load_config(config.to_yaml()) == config
 
 
+def test_relative_paths_of_rewards_weights(folders):
+    there, _ = folders
+    rewards = {"hpsv2": {"model": "./hps.pt"}, "clipscore": {"model": "google/siglip-base-patch16-224"}}
+    monitors = {"aesthetic": {"model": "../a.pth", "clip_model": "clip-vit-large-patch14"}}
+    text = json.dumps({**small(), "rewards": rewards, "monitors": monitors})
+    (there / "run.yaml").write_text(text, encoding="utf-8")
+    config = load_config(there / "run.yaml")
+    assert config.rewards["hpsv2"]["model"] == str(there / "hps.pt")
+    assert config.rewards["clipscore"]["model"] == "google/siglip-base-patch16-224", "a hub id is no path"
+    assert config.monitors["aesthetic"]["model"] == str(there.parent / "a.pth")
+    assert config.monitors["aesthetic"]["clip_model"] == "clip-vit-large-patch14", "nor is a name in the models folders"
+    assert load_config(config.to_yaml()) == config
+
+
 def test_relative_paths_in_mappings_and_overrides_count_from_the_current_folder(folders):
     there, here = folders
     config = load_config({**small(), **PATHS})

@@ -43,6 +43,14 @@ strangers = ("other", "../../secret.safetensors", str(base / "secret.safetensors
 answer["refused"] = [refused(lambda: host.lora_file(name)) for name in strangers]
 answer["unknown folder"] = host.models("no such folder")
 
+# Where the weights of rewards may lie: told by the environment, a setting of the user's first.
+for environ in ({}, {"VGRPO_MODELS": str(base / "mine")}):
+    host.offer_model_folders(environ)
+    host.offer_model_folders(environ)
+    answer.setdefault("model folders", []).append(environ["VGRPO_MODELS"].split(os.pathsep))
+answer["own folder"] = folder_paths.get_folder_paths("vgrpo")
+answer["vocabulary"] = any(os.path.isfile(f + "/sd1_tokenizer/merges.txt") for f in answer["model folders"][0])
+
 # Diffusers folders by name, also nested, without their parts.
 for name in ("sd3 ü", "org/model"):
     folder = base / "models" / "diffusers" / name
@@ -157,6 +165,14 @@ def test_where_things_are(answer):
     assert answer["inside"] and answer["root"] and answer["device"] == "cpu"
     assert answer["version"][0].isdigit()
     assert answer["no server"] == [None, False]
+
+
+def test_weights_of_rewards_are_looked_for_in_comfyuis_folders(answer):
+    plain, with_own = answer["model folders"]
+    assert plain[0].endswith(os.path.join("models", "vgrpo"))
+    assert answer["own folder"] == plain[:1] and answer["vocabulary"]
+    assert any(name.endswith("clip_vision") for name in plain) and any(name.endswith("text_encoders") for name in plain)
+    assert with_own[0].endswith("mine") and with_own[1:] == plain and len(set(plain)) == len(plain)
 
 
 def test_only_listed_names_become_paths(answer):

@@ -260,7 +260,7 @@ def test_a_reward_that_fails_altogether_takes_no_step(tiny_sd3):
     bench = tiny_bench(tiny_sd3, fails)
     result = iterate(bench)
     assert bench.learner.stepper.steps == 0 and result.warnings
-    assert result.scores.failures == [("brightness", "RuntimeError: no such model")]
+    assert result.scores.failures == [("brightness", "8 of 8 outputs not scored: RuntimeError: no such model")]
     assert math.isnan(result.metrics["reward/total/mean"])
 
 

@@ -58,6 +58,7 @@ def test_the_nodes_values_are_what_the_configuration_takes(comfy_nodes, name):
     chosen = made.outputs[0]["rewards"]
     config = load_config({"policy": {"model": "demo"}, "prompts": {"train": ["a"] * 48, "evaluate": ["b"]}, "rewards": chosen})
     assert config.rewards == chosen and list(chosen) == [name]
+    assert chosen[name]["weight"] == (-1.0 if name == "nsfw" else 1.0)
 
 
 def test_options_become_inputs_by_their_type(every_type):
@@ -129,7 +130,76 @@ def test_a_reward_stands_once(first, second):
     assert refusal("scene", 1.0, second, {}, before).startswith("Reward: Scene stands twice")
 
 
+def test_a_penalty_is_never_trained_towards():
+    assert reward_options.default_weight("nsfw") == -1 and reward_options.default_weight("scene") == 1
+    assert "weight = 1 trains towards what it warns of" in refusal("nsfw", 1.0, False, {}, None)
+    assert reward_options.add_reward("nsfw", 1.0, True, {}, None).monitors["nsfw"]["labels"]
+
+
+def test_several_of_a_kind_have_names():
+    one = reward_options.add_reward("judge", 1.0, False, {"model": "m"}, None)
+    text = refusal("judge", 1.0, False, {}, one)
+    assert (
+        text
+        == "Reward: Judge stands twice in the chain of rewards; keep one of the two nodes, or give one of them another name"
+    )
+    two = reward_options.add_reward("judge", 0.5, False, {"model": "m"}, one, " taste ")
+    assert list(two.rewards) == ["judge", "taste"] and two.rewards["taste"]["kind"] == "judge"
+    assert "kind" not in two.rewards["judge"]
+    three = reward_options.add_reward("http", 1.0, True, {}, two, "http")
+    assert list(three.monitors) == ["http"] and "kind" not in three.monitors["http"]
+
+
+@pytest.mark.parametrize(
+    ("values", "shape"),
+    [
+        (("", "", "none", 0.5), {}),
+        ((" -1.5 ", "", "none", 0.5), {"clip": [-1.5, None]}),
+        (("0.1", "1e1", "log", 0.5), {"clip": [0.1, 10.0], "transform": "log"}),
+        (("", "", "threshold", 0.30000000000000004), {"transform": {"threshold": 0.3}}),
+    ],
+)
+def test_shapes(values, shape):
+    before = reward_options.add_reward("brightness", 2.0, False, {}, reward_options.add_reward("scene", 1.0, False, {}, None))
+    made = reward_options.shape_reward(before, "", *values)
+    assert made.rewards == {"scene": {"weight": 1.0}, "brightness": {"weight": 2.0, **shape}}
+    again = reward_options.shape_reward(made, "brightness", "", "", "none", 0.5)
+    assert again.rewards == before.rewards  # the newer shape takes the place of the older
+    assert list(reward_options.shape_reward(before, "scene", *values).rewards) == ["scene", "brightness"]
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (("beauty", "", "", "none", 0.5), "Shape Reward: reward = 'beauty'; allowed: scene, or empty for the last one"),
+        (("", "low", "", "none", 0.5), "Shape Reward: low = 'low'; allowed: a number, or nothing for no bound"),
+        (("", "true", "", "none", 0.5), "Shape Reward: low = 'true'; allowed"),
+        (("", "2", "1", "none", 0.5), "Shape Reward: clip = [2, 1]: the low bound must lie under the high one"),
+        (("", "", "", "log", 0.5), "Shape Reward: transform = log needs clip with a low bound above 0"),
+        (("", "", "", "exp", 0.5), "Shape Reward: transform = 'exp'; allowed: none, log, threshold"),
+        (("", "1", "", "threshold", 0.5), "Shape Reward: threshold = 0.5 lies beyond clip"),
+    ],
+)
+def test_wrong_shapes(values, said):
+    with pytest.raises(UserError) as caught:
+        reward_options.shape_reward(reward_options.add_reward("scene", 1.0, False, {}, None), *values)
+    assert str(caught.value).startswith(said) and len(str(caught.value).splitlines()) == 1
+
+
+def test_a_monitor_is_not_shaped():
+    watched = reward_options.add_reward("scene", 1.0, True, {}, None)
+    with pytest.raises(UserError, match="no reward of the chain is trained on"):
+        reward_options.shape_reward(watched, "", "0", "", "none", 0.5)
+
+
 # In ComfyUI
+
+
+def test_shape_reward_in_a_chain(comfy_nodes):
+    one = comfy_nodes.run("VGRPORewardNsfw", monitor_only=False)
+    two = comfy_nodes.run("VGRPOShapeReward", rewards=one[0], low="0.2")
+    shaped = two.outputs[0]["rewards"]["nsfw"]
+    assert shaped["weight"] == -1 and shaped["clip"] == [0.2, None]
 
 
 def test_nodes_chain(comfy_nodes):

@@ -185,6 +185,24 @@ def test_monitors_alone_can_be_explored():
     assert scored.advantages.tolist() == [-1.0, 1.0] and "only monitors" in scored.messages[0][1]
 
 
+def test_shaped_scores_are_compared_and_plain_ones_are_shown():
+    """As in the training: pictures that tie after the bounds have advantage 0, and the verdict is about what is compared."""
+    shaped = appointed({"brightness": {"weight": 1.0, "clip": [0.5, None]}})
+    scored = score([10, 90, 10, 200], [0, 0, 1, 1], shaped)
+    assert scored.scores["brightness"].tolist() == pytest.approx([level / 255 for level in (10, 90, 10, 200)])
+    assert scored.compared["brightness"].tolist() == pytest.approx([0.5, 0.5, 0.5, 200 / 255])
+    assert scored.advantages.tolist() == pytest.approx([0, 0, -1, 1])
+    tied = score([10, 90], [0, 0], shaped)
+    assert report.verdict(report.spread(tied.compared["brightness"], tied.group_ids))[0] == report.NOTHING
+    assert "teaches nothing here" in report.summary(tied)
+
+
+def test_two_of_a_kind_are_scored_apart():
+    both = {"small": {"kind": "jpeg_size"}, "large": {"kind": "jpeg_size", "prefer": "large"}}
+    scored = score([1, 9], [0, 0], appointed(both))
+    assert torch.equal(scored.scores["small"], -scored.scores["large"])
+
+
 def test_cancel_is_looked_at_between_few_pictures():
     class Cancel(Exception):
         pass
@@ -212,7 +230,7 @@ def scored(values, owners, advantages=None, monitors=()):
     weights = {name: 1.0 for name in scores if name not in monitors}
     total = report.advantages_of(scores, weights, owners) if advantages is None else torch.tensor(advantages).double()
     prompts = tuple(Prompt(f"prompt {i}") for i in owners)
-    return report.Scored(prompts, tuple(owners), tuple(owners), scores, weights, total)
+    return report.Scored(prompts, tuple(owners), tuple(owners), scores, scores, weights, total)
 
 
 def test_the_spread_is_what_numpy_says():

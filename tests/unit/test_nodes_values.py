@@ -23,6 +23,18 @@ IDS = (
     "VGRPORewardColorfulness",
     "VGRPORewardSaturation",
     "VGRPORewardHighFrequency",
+    "VGRPORewardSharpness",
+    "VGRPORewardHpsv2",
+    "VGRPORewardPickscore",
+    "VGRPORewardImagereward",
+    "VGRPORewardClipscore",
+    "VGRPORewardAesthetic",
+    "VGRPORewardOcr",
+    "VGRPORewardGeneval",
+    "VGRPORewardJudge",
+    "VGRPORewardHttp",
+    "VGRPORewardNsfw",
+    "VGRPOShapeReward",
 )
 PLAIN = {"INT", "FLOAT", "STRING", "BOOLEAN", "COMBO"}
 # What the oldest supported ComfyUI and its page know of an input.

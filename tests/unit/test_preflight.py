@@ -62,3 +62,19 @@ def test_a_folder_that_cannot_be_written(config, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"cannot write to the runs folder .*file.runs"):
         preflight(config, tmp_path / "file" / "runs")
+
+
+def test_what_a_reward_lacks(tmp_path, monkeypatch):
+    """Said before a process is started, and in the trainer before the base is loaded; a monitor may lack what it likes."""
+    from trainer import setup
+
+    monkeypatch.setenv("VGRPO_MODELS", str(tmp_path))
+    data = {"preset": "demo", "rewards": {"scene": {}, "risk": {"kind": "nsfw"}}}
+    said = r"rewards\.risk: NSFW classifier: nsfw_image_detection is missing; put it"
+    with pytest.raises(UserError, match=said):
+        preflight(load_config(data), tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+    monkeypatch.setattr(setup, "load_policy", lambda *_: pytest.fail("the base was loaded first"))
+    with pytest.raises(UserError, match=said):
+        setup.build_bench(load_config(data), "cpu")
+    preflight(load_config({"preset": "demo", "monitors": {"nsfw": {}}}), tmp_path / "runs")

@@ -91,7 +91,28 @@ def test_high_frequency():
     assert nothing == 0
 
 
+def test_sharpness():
+    checkerboard = gray(255 * (np.indices((64, 64)).sum(0) % 2))
+    gradient = gray(np.broadcast_to(4 * np.arange(64), (64, 64)))
+    board, slope, nothing = score("sharpness", checkerboard, gradient, flat(7, 90, 200))
+    assert board == pytest.approx((4 * 2 * 255 / 2) ** 2)  # the Laplacian is +-1020 everywhere, its mean 0
+    assert slope == pytest.approx(0, abs=1e-20) and nothing == pytest.approx(0, abs=1e-20)
+
+
+def test_sharpness_falls_with_blur():
+    from PIL import Image, ImageFilter
+
+    sharp = Image.fromarray(noise().numpy())
+    blurred = [sharp.filter(ImageFilter.GaussianBlur(radius)) for radius in (0, 1, 2, 4)]
+    values = score("sharpness", *(torch.from_numpy(np.array(picture)) for picture in blurred))
+    assert values == sorted(values, reverse=True) and values[0] > 100 * values[-1]
+
+
+def test_sharpness_needs_a_neighbourhood():
+    assert score("sharpness", noise()[:2, :5].contiguous()) == [0]
+
+
 def test_pictures_need_not_be_square():
     picture = noise(64)[:, :40].contiguous()
-    for name in ("brightness", "saturation", "colorfulness", "jpeg_size", "high_frequency"):
+    for name in ("brightness", "saturation", "colorfulness", "jpeg_size", "high_frequency", "sharpness"):
         assert math.isfinite(score(name, picture)[0])

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import types
 from pathlib import Path
+from typing import ClassVar
 
 import pydantic
 import pytest
@@ -16,7 +17,9 @@ from trainer.errors import UserError
 from trainer.rewards import Reward, RewardOptions, create, known, names, registry
 
 ROOT = Path(__file__).resolve().parents[2]
-BUILT_IN = {"scene", "jpeg_size", "brightness", "colorfulness", "saturation", "high_frequency"}
+ARITHMETIC = {"jpeg_size", "brightness", "colorfulness", "saturation", "high_frequency", "sharpness"}
+LEARNED = {"hpsv2", "pickscore", "imagereward", "clipscore", "aesthetic"}
+BUILT_IN = {"scene", *LEARNED, "ocr", "geneval", "judge", "http", "nsfw", *ARITHMETIC}
 
 
 def test_built_in_rewards():
@@ -26,10 +29,35 @@ def test_built_in_rewards():
         assert isinstance(reward, Reward) and reward.name == name
         assert reward.description and reward.range
         assert reward.Options.model_config["frozen"] and reward.Options.model_config["extra"] == "forbid"
-        assert reward.needs_metadata is (name == "scene")
-        reward.load("cpu", torch.float32)
-        (value,) = reward.score(torch.zeros(1, 64, 64, 3, dtype=torch.uint8), [""], [{}])
-        assert value.isnan() if name == "scene" else value.isfinite()
+        assert reward.needs_metadata is (name in ("scene", "geneval")) and reward.penalty is (name == "nsfw")
+        assert not set(registry.RESERVED) & set(reward.Options.model_fields)
+        assert all(field.description for field in reward.Options.model_fields.values()), name
+
+
+@pytest.mark.parametrize("name", sorted(ARITHMETIC | {"scene"}))
+def test_rewards_that_need_nothing(name):
+    reward = create(name)
+    assert reward.missing() is None and not reward.weights()
+    reward.load("cpu", torch.float32)
+    (value,) = reward.score(torch.zeros(1, 64, 64, 3, dtype=torch.uint8), [""], [{}])
+    assert value.isnan() if name == "scene" else value.isfinite()
+
+
+def test_a_missing_package_is_named_with_the_command():
+    class Needs(Third):
+        packages: ClassVar = {"pytest": "pytest", "no_such_module": "no-such-package", "os.nothing.here": "other"}
+
+    line = Needs().missing()
+    assert line == f"needs no-such-package other, which are not installed; install with: {sys.executable} -m pip install " + (
+        "no-such-package other"
+    )
+
+
+def test_an_entry_is_a_name_or_says_its_kind():
+    assert registry.split("scene", {"weight": 2.0, "clip": [0, 1], "transform": "log"}) == ("scene", {})
+    assert registry.split("small", {"kind": "jpeg_size", "quality": 3}) == ("jpeg_size", {"quality": 3})
+    reward = registry.create_entry("small", {"kind": "jpeg_size", "weight": -1.0, "quality": 3})
+    assert reward.name == "jpeg_size" and reward.options.quality == 3
 
 
 def test_options_reach_the_reward():
@@ -106,6 +134,11 @@ def test_a_third_party_reward(installed):
         create("third", {"level": -1})
 
 
+class Taken(Third):
+    class Options(RewardOptions):
+        clip: int = 1
+
+
 class Nameless(Reward):
     def score(self, images, prompts, metadata):
         return torch.zeros(len(images))
@@ -130,6 +163,7 @@ def test_a_reward_derived_from_another_copy_of_the_package(installed):
         (lambda: 1, "is not a reward class"),
         (Third(), "is not a reward class; derive it"),
         (Third, "calls itself 'third'"),
+        (type("Broken", (Taken,), {"name": "broken"}), "has an option 'clip', which every reward has already"),
         (Nameless, "it lacks name, description, range;"),
     ],
 )

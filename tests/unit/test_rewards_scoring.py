@@ -7,7 +7,7 @@ import torch
 
 from trainer.errors import UserError
 from trainer.rewards.base import Reward
-from trainer.rewards.scoring import FailureCount, ScoreTable, load_rewards, score_rewards
+from trainer.rewards.scoring import FailureCount, ScoreTable, join, load_rewards, score_rewards
 
 IMAGES = torch.zeros(3, 8, 8, 3, dtype=torch.uint8)
 BATCH = (IMAGES, ["a", "b", "c"], [{}, {}, {}])
@@ -52,13 +52,13 @@ def table_of(answer, **more):
         (torch.zeros(3, 1), "ValueError: returned shape [3, 1] for 3 pictures, expected [3]"),
         (torch.tensor(1.0), "ValueError: returned shape [] for 3 pictures, expected [3]"),
         (torch.zeros(3, dtype=torch.complex64), "ValueError: returned torch.complex64, expected real numbers"),
-        (torch.full((3,), torch.nan), "3 of 3 outputs not scored (NaN or infinite score)"),
+        (torch.full((3,), torch.nan), "NaN or infinite score"),
     ],
 )
 def test_a_failing_scorer_is_nan_for_the_batch_and_named(answer, message):
     table = table_of(answer)
     assert table.scores["fake"].isnan().all() and table.scores["fake"].shape == (3,)
-    assert table.failures == [("fake", message)]
+    assert table.failures == [("fake", f"3 of 3 outputs not scored: {message}")] and not table.warnings
     assert table.scores["good"].tolist() == [1, 2, 3]
 
 
@@ -70,7 +70,7 @@ def test_no_answer_is_a_failure():
 def test_infinite_scores_become_nan():
     table = table_of(torch.tensor([torch.inf, -torch.inf, 0.5]))
     assert table.scores["fake"].isnan().tolist() == [True, True, False] and table.scores["fake"][2] == 0.5
-    assert table.warnings == [("fake", "2 of 3 outputs not scored (NaN or infinite score)")] and not table.failures
+    assert table.warnings == [("fake", "2 of 3 outputs not scored: NaN or infinite score")] and not table.failures
 
 
 @pytest.mark.parametrize("answer", [torch.tensor([1, 2, 3]), torch.tensor([1, 2, 3]).bfloat16(), [1.0, 2.0, 3.0]])
@@ -84,6 +84,37 @@ def test_scores_need_no_gradient_and_are_a_copy():
     scores = table_of(answer).scores["fake"]
     scores += 1
     assert not scores.requires_grad and answer.tolist() == [1, 1, 1]
+
+
+class Counting(Fake):
+    def counts(self):
+        return {"retries": 2}
+
+    def trouble(self):
+        return "the server was slow"
+
+
+def test_what_a_reward_went_through():
+    table = score_rewards({"remote": Counting(torch.tensor([1.0, torch.nan, 2.0]))}, *BATCH)
+    assert table.counts == {"remote/retries": 2.0}
+    assert table.warnings == [("remote", "1 of 3 outputs not scored: the server was slow")]
+    table = score_rewards({"remote": Counting(RuntimeError("no"))}, *BATCH)
+    assert table.counts == {"remote/retries": 2.0} and "RuntimeError: no" in table.failures[0][1]
+
+
+def test_tables_of_batches_join_into_one():
+    good, bad = Fake(torch.ones(3), {"accuracy": torch.ones(3)}), Fake(RuntimeError("no"))
+    first = score_rewards({"a": good, "b": bad}, *BATCH, details=True)
+    second = score_rewards({"a": Fake(torch.tensor([2.0, torch.nan, 3.0])), "b": Counting(torch.ones(3))}, *BATCH, details=True)
+    whole = join([first, second])
+    assert whole.scores["a"].nan_to_num(-1).tolist() == [1, 1, 1, 2, -1, 3]
+    assert len(whole.scores["b"]) == 6 and whole.scores["b"].isnan().sum() == 3
+    assert whole.details["a/accuracy"].isnan().tolist() == [False] * 3 + [True] * 3
+    assert whole.failures == [] and dict(whole.warnings) == {
+        "a": "1 of 6 outputs not scored: NaN or infinite score",
+        "b": "3 of 6 outputs not scored: RuntimeError: no",
+    }
+    assert join([second, second]).counts == {"b/retries": 4.0}
 
 
 def test_interruption_is_not_swallowed():
@@ -129,14 +160,15 @@ def test_loading_names_what_failed():
 
 
 def failed(*names, among=("main", "watch")):
-    return ScoreTable({name: torch.zeros(1) for name in among}, failures=[(name, f"{name} broke") for name in names])
+    scores = {name: torch.full((1,), torch.nan if name in names else 0.0) for name in among}
+    return ScoreTable(scores, reasons={name: f"{name} broke" for name in names})
 
 
 def test_training_reward_that_keeps_failing_stops_the_run():
     count = FailureCount(["main"], limit=3)
     count.update(failed("main"))
     count.update(failed("main"))
-    with pytest.raises(UserError, match="'main' failed 3 times in a row, last: main broke"):
+    with pytest.raises(UserError, match="'main' failed 3 times in a row, last: 1 of 1 outputs not scored: main broke"):
         count.update(failed("main", "watch"))
 
 

@@ -10,7 +10,7 @@ from tests.bench import CPU, PROMPTS
 from trainer.policies.base import Sampling
 from trainer.policies.sd3 import SD3Policy
 from trainer.prompts import Prompt
-from trainer.rollout import PromptPick, pick_prompts, rollout_seed, sample_groups
+from trainer.rollout import PromptPick, decode_in_batches, pick_prompts, rollout_seed, sample_groups
 
 SAMPLING = Sampling("euler", steps=3, guidance=1.0, width=64, height=64, batch_size=8)
 LIST = tuple(Prompt(text, {"n": i}) for i, text in enumerate(PROMPTS))
@@ -103,3 +103,29 @@ def test_the_order_is_a_function_of_seed_and_iteration():
 
 def test_all_prompts_at_once():
     assert sorted(p.index for p in pick_prompts(LIST, 3, 0, 17)) == [0, 1, 2]
+
+
+def test_pictures_are_handed_over_batch_by_batch_as_they_are_decoded():
+    """So that one batch is scored while the next is decoded; together they are what one decode of all would give."""
+    told = []
+
+    class Decoder:
+        def decode(self, latents):
+            told.append(("decoded", len(latents)))
+            return latents.to(torch.uint8)[:, None, None, None].expand(-1, 2, 2, 3)
+
+    prompts = [Prompt(str(number)) for number in range(7)]
+
+    def tell(part, owners):
+        told.append((part[:, 0, 0, 0].tolist(), [p.text for p in owners]))
+
+    images = decode_in_batches(Decoder(), torch.arange(7.0), prompts, 3, tell)
+    assert images[:, 0, 0, 0].tolist() == list(range(7))
+    assert told == [
+        ("decoded", 3),
+        ([0, 1, 2], ["0", "1", "2"]),
+        ("decoded", 3),
+        ([3, 4, 5], ["3", "4", "5"]),
+        ("decoded", 1),
+        ([6], ["6"]),
+    ]

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from .shape import KEYS as SHAPE_KEYS
+
 if TYPE_CHECKING:
     from .model import RunConfig
 
@@ -74,8 +76,8 @@ def _warnings(config: RunConfig) -> Iterator[str]:
     if surrogate.weighting == "eps":
         yield "surrogate.weighting = eps collapses in the paper's ablation; adaptive is its best (arXiv 2604.23380)"
     if objective.soft_clip_eta is not None:
-        for name in config.rewards:
-            if name in COARSE_REWARDS:
+        for name, settings in config.rewards.items():
+            if settings.get("kind", name) in COARSE_REWARDS:
                 yield (
                     f"objective.soft_clip_eta = {objective.soft_clip_eta:g} with the coarse reward {name}: the soft clip hurts "
                     "there in the paper (arXiv 2604.23380); null turns it off"
@@ -100,6 +102,7 @@ def _warnings(config: RunConfig) -> Iterator[str]:
             "memory as well"
         )
     for name in config.monitors:
-        options = {key: value for key, value in config.rewards.get(name, {}).items() if key != "weight"}
+        counting = ("weight", *SHAPE_KEYS)
+        options = {key: value for key, value in config.rewards.get(name, {}).items() if key not in counting}
         if name in config.rewards and options != config.monitors[name]:
             yield (f"monitors.{name} is a reward as well, with other options; it is scored once, with those of rewards.{name}")

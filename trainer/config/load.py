@@ -22,6 +22,7 @@ from .text import parse
 PRESETS = Path(__file__).parent.parent / "presets"
 # Naming the rewards of a run replaces the preset's: none that the file does not name is ever trained on.
 _REPLACED = ("rewards", "monitors")
+_MODELS_OF_REWARDS = ("model", "clip_model")  # options that may be paths
 
 
 def load_config(
@@ -120,6 +121,10 @@ def _anchored(data: dict[str, Any], base: str) -> dict[str, Any]:
     _rewrite(data, "policy.lora.init", lambda value: absolute(value, base) if value else value)
     for key in ("prompts.train", "prompts.evaluate"):
         _rewrite(data, key, lambda value: value if value == DEMO or not value else absolute(value, base))
+    for section in _REPLACED:
+        for name in data.get(section) if isinstance(data.get(section), dict) else ():
+            for option in _MODELS_OF_REWARDS:
+                _rewrite(data[section], f"{name}.{option}", lambda v: absolute(v, base) if looks_like_path(v) else v)
     return data
 
 

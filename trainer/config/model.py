@@ -12,10 +12,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from ..prompts import Prompt, load_prompts
+from ..rewards.shaping import Shape
 from . import fields
 from .checks import refusals, warnings
 from .problems import Problem, refuse
 from .rewards import check_settings, options_model
+from .shape import shape_of
 from .table import KeyRow, is_section, key_rows
 from .text import Row, dump
 
@@ -244,7 +246,8 @@ class RunConfig(Section):
     objective: ObjectiveConfig = Field(default_factory=ObjectiveConfig, description="the policy gradient")
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="the weight update")
     rewards: dict[str, dict[str, Any]] = Field(
-        description="what is maximised: reward name -> its options and weight (default 1, negative = penalty)",
+        description="what is maximised: reward name -> its options, weight (default 1, negative = penalty), clip and "
+        "transform; see Rewards below",
         json_schema_extra={"takes": "a mapping such as {scene: {weight: 1.0}} with at least one reward"},
     )
     monitors: dict[str, dict[str, Any]] = Field(
@@ -285,6 +288,10 @@ class RunConfig(Section):
     def reward_weights(self) -> dict[str, float]:
         """The weight of each reward, in the configuration's order."""
         return {name: settings["weight"] for name, settings in self.rewards.items()}
+
+    def reward_shapes(self) -> dict[str, Shape]:
+        """How the scores of each reward are shaped before they count, in the configuration's order."""
+        return {name: shape_of(settings) for name, settings in self.rewards.items()}
 
     def reward_options(self) -> dict[str, BaseModel]:
         """The typed options of each reward, then of each monitor that is not a reward as well."""

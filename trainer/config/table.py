@@ -61,6 +61,8 @@ def type_text(annotation: object) -> str:
     if origin in (Union, types.UnionType):
         parts = [type_text(arg) for arg in args if arg is not type(None)]
         return " or ".join(parts + (["null"] if type(None) in args else []))
+    if origin is tuple:
+        return f"a list, each of it {type_text(args[0])}" if args else "a list"
     return _NAMES.get(origin or annotation, getattr(annotation, "__name__", str(annotation)))
 
 
@@ -90,6 +92,8 @@ def show(value: Any) -> str:
     """A value as YAML would spell it, on one line, cut to a readable length."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, tuple):
+        value = list(value)
     try:
         text = " ".join((value if isinstance(value, str) and _plain_word(value) else repr(value)).split())
     except ValueError:  # an integer too long to print

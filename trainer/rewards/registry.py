@@ -31,8 +31,20 @@ BUILT_IN = {
     "colorfulness": ".colorfulness:Colorfulness",
     "saturation": ".saturation:Saturation",
     "high_frequency": ".high_frequency:HighFrequency",
+    "sharpness": ".sharpness:Sharpness",
+    "hpsv2": ".hpsv2:HpsV2",
+    "pickscore": ".pickscore:PickScore",
+    "imagereward": ".imagereward:ImageReward",
+    "clipscore": ".clipscore:ClipScore",
+    "aesthetic": ".aesthetic:Aesthetic",
+    "ocr": ".ocr:OcrReward",
+    "geneval": ".geneval:GenEval",
+    "judge": ".judge:Judge",
+    "http": ".http:HttpScorer",
+    "nsfw": ".nsfw:Nsfw",
 }
-_MEMBERS = ("name", "description", "range", "needs_metadata", "Options", "load", "score", "details", "problem")
+_MEMBERS = tuple(name for name in (*Reward.__annotations__, *vars(Reward)) if not name.startswith("_"))
+RESERVED = ("weight", "kind", "clip", "transform")  # what every entry of a configuration may say; no option is called so
 
 
 def names() -> tuple[str, ...]:
@@ -70,6 +82,17 @@ def create(name: str, options: Mapping[str, Any] | None = None) -> Reward:
         raise UserError(f"reward {name!r}: {_explain(error, kind.Options)}") from None
 
 
+def split(name: str, settings: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """An entry of a configuration as the registered reward that it is and the options that are that reward's own."""
+    own = {key: value for key, value in settings.items() if key not in RESERVED}
+    return settings.get("kind") or name, own
+
+
+def create_entry(name: str, settings: Mapping[str, Any]) -> Reward:
+    """The reward of an entry of a configuration. UserError as `create`."""
+    return create(*split(name, settings))
+
+
 @cache
 def _third_party() -> dict[str, importlib.metadata.EntryPoint]:
     return {point.name: point for point in importlib.metadata.entry_points(group=ENTRY_POINTS)}
@@ -92,6 +115,8 @@ def _load(name: str) -> type[Reward]:
         raise UserError(f"{where} is not a reward class{lacks}; derive it from vgrpo.trainer.rewards.Reward")
     if kind.name != name:
         raise UserError(f"{where} calls itself {kind.name!r}; both names must be equal")
+    if taken := [option for option in kind.Options.model_fields if option in RESERVED]:
+        raise UserError(f"{where} has an option {taken[0]!r}, which every reward has already; give it another name")
     return kind
 
 
@@ -102,7 +127,7 @@ def _explain(error: ValidationError, options: type[BaseModel]) -> str:
     if first["type"] == "extra_forbidden":
         fields = tuple(options.model_fields)
         return f"unknown option {key!r}{_nearest(key, fields)}; options: {', '.join(fields) or 'none'}"
-    return f"option {key!r} is {first['input']!r}: {one_line(ValueError(first['msg']))}"
+    return f"option {key!r} is {first['input']!r}: {one_line(ValueError(first['msg'])).removeprefix('Value error, ')}"
 
 
 def _nearest(name: str, candidates: Iterable[str]) -> str:

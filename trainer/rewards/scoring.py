@@ -19,14 +19,55 @@ from .base import Reward
 class ScoreTable:
     """What B pictures scored: float64[B] on the CPU by reward name, NaN where an output could not be scored.
 
-    `details` holds further figures under `<reward>/<figure>`. `failures` lists (reward, message) for each reward that gave no
-    score at all; `warnings` lists (reward, message) for lesser trouble: some outputs unscored, or details that failed.
+    `details` holds further figures under `<reward>/<figure>`, `counts` what a reward went through, under such names too.
+    `reasons` says for each reward with a NaN why the first of them is one; `notes` lists (reward, message) for lesser trouble.
     """
 
     scores: dict[str, torch.Tensor]
     details: dict[str, torch.Tensor] = field(default_factory=dict)
-    failures: list[tuple[str, str]] = field(default_factory=list)
-    warnings: list[tuple[str, str]] = field(default_factory=list)
+    reasons: dict[str, str] = field(default_factory=dict)
+    notes: list[tuple[str, str]] = field(default_factory=list)
+    counts: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def failures(self) -> list[tuple[str, str]]:
+        """(reward, message) for each reward that gave no score at all."""
+        return [(name, self._missing(name)) for name, values in self.scores.items() if bool(values.isnan().all())]
+
+    @property
+    def warnings(self) -> list[tuple[str, str]]:
+        """(reward, message) for lesser trouble: some outputs unscored, or details that failed."""
+        some = [name for name, values in self.scores.items() if bool(values.isnan().any() and not values.isnan().all())]
+        return [*((name, self._missing(name)) for name in some), *self.notes]
+
+    def _missing(self, name: str) -> str:
+        values = self.scores[name]
+        return f"{int(values.isnan().sum())} of {len(values)} outputs not scored: {self.reasons.get(name, 'NaN')}"
+
+
+def join(tables: Sequence[ScoreTable]) -> ScoreTable:
+    """The tables of several batches, scored by the same rewards, as that of one. Details that a batch lacks are NaN."""
+    sizes = [len(next(iter(table.scores.values()))) if table.scores else 0 for table in tables]
+
+    def joined(parts: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        return {
+            name: torch.cat(
+                [
+                    part[name] if name in part else torch.full((size,), torch.nan, dtype=torch.float64)
+                    for part, size in zip(parts, sizes, strict=True)
+                ]
+            )
+            for name in dict.fromkeys(name for part in parts for name in part)
+        }
+
+    whole = ScoreTable(joined([table.scores for table in tables]), joined([table.details for table in tables]))
+    for table in tables:
+        for name, reason in table.reasons.items():
+            whole.reasons.setdefault(name, reason)
+        whole.notes.extend(note for note in table.notes if note not in whole.notes)
+        for name, value in table.counts.items():
+            whole.counts[name] = whole.counts.get(name, 0) + value
+    return whole
 
 
 def load_rewards(rewards: Mapping[str, Reward], device: torch.device | str, dtype: torch.dtype | None) -> list[tuple[str, str]]:
@@ -60,13 +101,13 @@ def score_rewards(
             scores = _checked(reward.score(images, prompts, metadata), len(images))
         except Exception as error:
             table.scores[name] = torch.full((len(images),), torch.nan, dtype=torch.float64)
-            table.failures.append((name, _message(error)))
+            table.reasons[name] = _message(error)
             continue
+        finally:
+            _add_counts(table, name, reward)
         table.scores[name] = scores
-        missing = int(scores.isnan().sum())
-        if missing:
-            reason = f"{missing} of {len(images)} outputs not scored{_reason(reward, scores, prompts, metadata)}"
-            (table.failures if missing == len(images) else table.warnings).append((name, reason))
+        if bool(scores.isnan().any()):
+            table.reasons[name] = _reason(reward, scores, prompts, metadata)
         if details:
             _add_details(table, name, reward, images, prompts, metadata)
     return table
@@ -120,10 +161,18 @@ def _reason(reward, scores, prompts, metadata) -> str:
     """What the reward itself says about the first output that it could not score."""
     first = int(scores.isnan().nonzero()[0])
     try:
-        problem = reward.problem(prompts[first], metadata[first])
+        problem = reward.problem(prompts[first], metadata[first]) or reward.trouble()
     except Exception as error:
         problem = _message(error)
-    return f": {problem}" if problem else " (NaN or infinite score)"
+    return problem or "NaN or infinite score"
+
+
+def _add_counts(table, name, reward) -> None:
+    try:
+        for figure, value in reward.counts().items():
+            table.counts[f"{name}/{figure}"] = float(value)
+    except Exception as error:
+        table.notes.append((name, f"counts failed: {_message(error)}"))
 
 
 def _add_details(table, name, reward, images, prompts, metadata) -> None:
@@ -131,7 +180,7 @@ def _add_details(table, name, reward, images, prompts, metadata) -> None:
         for figure, values in reward.details(images, prompts, metadata).items():
             table.details[f"{name}/{figure}"] = _checked(values, len(images))
     except Exception as error:
-        table.warnings.append((name, f"details failed: {_message(error)}"))
+        table.notes.append((name, f"details failed: {_message(error)}"))
 
 
 def _message(error: Exception) -> str:

@@ -1,0 +1,38 @@
+"""Whether rewards stay on their device while the policy trains. Importing this loads no library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from .base import Reward
+
+if TYPE_CHECKING:
+    import torch
+
+FREE_SHARE = 0.25  # of a device's memory; with less of it free, a gradient step may not find room
+
+
+def short_of_memory(device: torch.device) -> bool:
+    """Whether less than `FREE_SHARE` of the device's memory is free, counting what torch keeps for its next tensors."""
+    import torch
+
+    if device.type != "cuda":
+        return False
+    free, total = torch.cuda.mem_get_info(device)
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return (free + kept) / total < FREE_SHARE
+
+
+def rest(rewards: Iterable[Reward]) -> list[str]:
+    """After a round of scoring: networks that would be in the way wait in the CPU's memory, and come back when they score.
+
+    Returns the names of those that were parked.
+    """
+    parked = [reward.name for reward in rewards if reward.rest()]
+    if parked:
+        import torch
+
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    return parked
