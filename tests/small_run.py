@@ -65,6 +65,9 @@ class Watcher:
         self.done: list[int] = []
         self.messages: list[str] = []
 
+    def begin(self, done: int, total: int) -> None:
+        pass
+
     def iteration(self, done: int, total: int, metrics: dict[str, float]) -> None:
         self.done.append(done)
         self.on_iteration(done)

@@ -16,18 +16,23 @@ class TerminalProgress:
         self._stream = stream or sys.stderr
         self._bar: tqdm | None = None
 
+    def begin(self, done: int, total: int) -> None:
+        """Shows the bar, and counts the time from here."""
+        with suppress(*_LOST):
+            self._bar = tqdm(
+                total=total,
+                initial=done,
+                unit="iteration",
+                file=self._stream,
+                dynamic_ncols=True,
+                smoothing=0.1,
+                bar_format="{n_fmt}/{total_fmt} |{bar}| {rate_noinv_fmt}, {remaining} left{postfix}",
+            )
+
     def iteration(self, done: int, total: int, metrics: dict[str, float]) -> None:
         with suppress(*_LOST):
             if self._bar is None:
-                self._bar = tqdm(
-                    total=total,
-                    initial=done - 1,
-                    unit="iteration",
-                    file=self._stream,
-                    dynamic_ncols=True,
-                    smoothing=0.1,
-                    bar_format="{n_fmt}/{total_fmt} |{bar}| {rate_noinv_fmt}, {remaining} left{postfix}",
-                )
+                self.begin(done, total)
             self._bar.set_postfix_str(f"reward {metrics['reward/total/mean']:.3f}", refresh=False)
             self._bar.update(done - self._bar.n)
 

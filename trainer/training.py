@@ -26,6 +26,7 @@ from .requests import Interrupted, RequestDesk
 from .rewards.scoring import FailureCount, load_rewards
 from .runs import RunDir, RunState
 from .runs.checkpoints import clean_aside, list_checkpoints, load_latest, prune, save_checkpoint
+from .runs.claim import claim
 from .samples import load_evaluation, save_evaluation
 from .seeds import derive_seed
 from .setup import Bench, build_bench
@@ -37,6 +38,7 @@ log = logging.getLogger("vgrpo")
 class Progress(Protocol):
     """What a front end shows while a run goes on."""
 
+    def begin(self, done: int, total: int) -> None: ...
     def iteration(self, done: int, total: int, metrics: dict[str, float]) -> None: ...
     def message(self, text: str) -> None: ...
 
@@ -81,18 +83,18 @@ def train(
     another process works on is refused and left alone. `bench` takes parts that are built already for this configuration,
     `desk` one that takes this process's requests already; without it those that are there were meant for the process before.
     """
-    runs.require_idle(run, "trained here too", unless_mine=True)
-    if desk is None:
-        runs.take_requests(run)
-        desk = RequestDesk(run)
-    trainer = _Trainer(run, device, progress, desk)
-    try:
-        return trainer.work(cache, bench)
-    except BaseException as error:
-        trainer.fail(error)
-        raise
-    finally:
-        trainer.close()
+    with claim(run, "trained here too"):
+        if desk is None:
+            runs.take_requests(run)
+            desk = RequestDesk(run)
+        trainer = _Trainer(run, device, progress, desk)
+        try:
+            return trainer.work(cache, bench)
+        except BaseException as error:
+            trainer.fail(error)
+            raise
+        finally:
+            trainer.close()
 
 
 class _Trainer:
@@ -120,6 +122,7 @@ class _Trainer:
             self.journal.status(runs.RUNNING, self.position.iteration, "")
             try:
                 self._prepare_before()
+                self.progress.begin(self.position.iteration, self.config.iterations)
                 while self._turn():
                     pass
             except _Stop:

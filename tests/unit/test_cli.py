@@ -324,6 +324,8 @@ def test_runs_lists_what_is_there(main, finished, tiny_sd3, tmp_path):
     assert "stopped" in other and "1/3" in other and "resume" in other
     assert "unreadable" in next(line for line in lines if line.startswith("broken "))
     assert "no runs in" in main("runs", tmp_path / "none")
+    (tmp_path / "file").write_text("")
+    assert cli.main(["runs", str(tmp_path / "file")]) == 2
 
 
 # --- sample, score and export

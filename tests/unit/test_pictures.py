@@ -210,6 +210,19 @@ def test_progress_shows_iteration_reward_and_time_left():
     assert "4/10" in text and "5/10" in text and "left" in text and "reward 0.123" in text and "reward nan" in text
 
 
+def test_the_first_iteration_counts_in_the_time_left(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("tqdm.std.time", lambda: now[0])
+    stream = io.StringIO()
+    progress = TerminalProgress(stream)
+    progress.begin(4, 10)
+    assert "4/10" in stream.getvalue()
+    now[0] += 60.0
+    progress.iteration(5, 10, {"reward/total/mean": 0.1})
+    assert "05:00 left" in stream.getvalue()
+    progress.close()
+
+
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "the terminal is gone"), ValueError("I/O operation on closed file")])
 def test_a_terminal_that_is_gone_does_not_matter(error):
     class Gone(io.StringIO):

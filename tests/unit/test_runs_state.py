@@ -15,6 +15,7 @@ import pytest
 from trainer.errors import UserError
 from trainer.runs import RunState, create_run, own_process, process_start_time, read_state, require_idle, write_state
 from trainer.runs import processes as processes_module
+from trainer.runs.claim import claim
 from trainer.runs.state import state_or_lost
 
 
@@ -292,3 +293,28 @@ def test_windows_branch(monkeypatch):
     assert process_start_time(5) == pytest.approx(1000.5, abs=1e-3)
     assert process_start_time(6) is None and process_start_time(7) is None
     assert not kernel32.open_handles
+
+
+_CLAIMS = """
+import sys, time
+from trainer.runs import RunDir
+from trainer.runs.claim import claim
+with claim(RunDir(sys.argv[1]), "trained here too"):
+    print("claimed", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_of_two_that_claim_a_run_at_once_one_is_refused(tmp_path):
+    """The state alone can't tell: neither has written it yet."""
+    run = create_run(tmp_path, "a-run")
+    with subprocess.Popen(
+        [sys.executable, "-c", _CLAIMS, str(run.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout.readline() == "claimed\n"
+        with pytest.raises(UserError, match=r"a-run.*another process"), claim(run, "trained here too"):
+            pass
+        other.kill()  # whatever happens to it, the run is free then
+        other.wait()
+    with claim(run, "trained here too"):
+        pass

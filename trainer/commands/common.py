@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -24,6 +25,12 @@ def run_of(text: str) -> RunDir:
     if valid_run_id(text):
         return find_run(Path("runs"), text)
     raise UserError(f"there is no run folder {text}; give a run's folder, or its id in ./runs")
+
+
+def program() -> str:
+    """How this program is called from any folder, as it was called now."""
+    started = Path(sys.argv[0])
+    return f'python "{started.absolute()}"' if started.suffix == ".py" else started.name or "vgrpo"
 
 
 @contextmanager

@@ -146,6 +146,9 @@ class _InLine:
 class _Messages:
     """Progress for a log, where iterations and warnings stand already."""
 
+    def begin(self, done: int, total: int) -> None:
+        pass
+
     def iteration(self, done: int, total: int, metrics: dict[str, float]) -> None:
         pass
 

@@ -7,6 +7,8 @@ from ..runs import list_runs, metric_series, read_events, read_state
 
 
 def run(args) -> int:
+    if args.root.exists() and not args.root.is_dir():
+        raise UserError(f"{args.root} is a file; give the folder that holds the runs")
     found = list_runs(args.root)
     if not found:
         print(f"no runs in {args.root.resolve()}")

@@ -14,7 +14,7 @@ from ..device import choose_device
 from ..errors import UserError, one_line
 from ..progress import TerminalProgress
 from ..runs import RunDir, check_new_run
-from .common import at_device
+from .common import at_device, program
 
 
 def run(args) -> int:
@@ -68,7 +68,7 @@ def work(run_dir: RunDir, device, bench=None) -> int:
 
 
 def _resume_line(run_dir: RunDir) -> str:
-    return f'  python trainer/cli.py resume "{run_dir.path}"'
+    return f'  {program()} resume "{run_dir.path.absolute()}"'
 
 
 def print_summary(run_dir: RunDir, summary: dict[str, Any]) -> None:

@@ -124,6 +124,10 @@ def save(parts: dict, output: Path) -> None:
     """The pipeline in half precision, which halves the download; it is loaded and trained in float32."""
     halves = {k: v if k.startswith("tokenizer") else copy.deepcopy(v).half() for k, v in parts.items()}
     assemble(halves).save_pretrained(output)
+    for file in output.glob("*/config.json"):  # where a part lay on the machine that made it
+        config = json.loads(file.read_text())
+        if config.pop("_name_or_path", None):
+            file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     # diffusers loads its own classes in float32 unless told otherwise; transformers does as the configuration says.
     for name in ("text_encoder", "text_encoder_2", "text_encoder_3"):
         file = output / name / "config.json"

@@ -44,6 +44,10 @@ class RunDir:
         return self.path / "state.json"
 
     @property
+    def lock_file(self) -> Path:
+        return self.path / "lock"
+
+    @property
     def events_file(self) -> Path:
         return self.path / "events.jsonl"
 
