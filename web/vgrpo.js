@@ -9,9 +9,9 @@ import { createGraph } from "./graph/index.mjs"
 import { statusWidgets } from "./graph/status_widget.mjs"
 import { comfyBackend } from "./lib/comfy_backend.mjs"
 import { confirm } from "./lib/dialog.mjs"
-import { stylesheet } from "./lib/dom.mjs"
 import { settings, settingDefinitions } from "./lib/settings.mjs"
 import { createStore } from "./lib/store.mjs"
+import { loadStyles } from "./lib/styles.mjs"
 import { loadLanguage, t } from "./lib/text.mjs"
 import { followTheme } from "./lib/theme.mjs"
 import { toaster } from "./lib/toast.mjs"
@@ -23,15 +23,26 @@ const BOTTOM = "vgrpo-run"
 const ICON = "pi pi-chart-line"
 
 const backend = comfyBackend(api, app)
-await loadLanguage(backend, app.extensionManager?.setting?.get?.("Comfy.Locale"))
-for (const file of ["./vgrpo.css", "./detail.css"]) stylesheet(new URL(file, import.meta.url))
+await Promise.all([loadLanguage(backend, app.extensionManager?.setting?.get?.("Comfy.Locale")), loadStyles()])
 followTheme()
 // ComfyUI logs an error for each message that nobody listens to, and the store begins only when there is something to show.
 api.addEventListener("vgrpo.event", () => {})
 
 const chosen = settings(app)
 const store = createStore(backend, { refreshSeconds: () => chosen.get("VGRPO.RefreshSeconds") })
-const context = { app, api, store, backend, graph: createGraph(app, backend), settings: chosen, t, open, confirm, notify: toaster(app), begin: () => store.start() }
+const context = {
+  app,
+  api,
+  store,
+  backend,
+  graph: createGraph(app, backend),
+  settings: chosen,
+  t,
+  open,
+  confirm,
+  notify: toaster(app),
+  begin: () => store.start(),
+}
 const nodes = statusWidgets(context)
 
 /** Shows a run in the bottom panel. Without an id: the one that was shown last, else the newest. */
@@ -73,7 +84,12 @@ app.registerExtension({
   name: "VGRPO.Panel",
   settings: settingDefinitions(),
   commands: [
-    { id: "VGRPO.ShowRuns", label: t("settings.command.runs"), icon: ICON, function: () => app.extensionManager.command.execute(`Workspace.ToggleSidebarTab.${SIDEBAR}`) },
+    {
+      id: "VGRPO.ShowRuns",
+      label: t("settings.command.runs"),
+      icon: ICON,
+      function: () => app.extensionManager.command.execute(`Workspace.ToggleSidebarTab.${SIDEBAR}`),
+    },
     { id: "VGRPO.ShowRun", label: t("settings.command.run"), icon: ICON, function: () => open() },
   ],
   menuCommands: [{ path: ["V-GRPO"], commands: ["VGRPO.ShowRuns", "VGRPO.ShowRun"] }],

@@ -18,6 +18,7 @@ SETTINGS = {
     "Comfy.Notification.ShowVersionUpdates": False,
     "Comfy.Workflow.Persist": True,
     "Comfy.Locale": "en",
+    "VGRPO.Smoothing": 0.6,
 }
 
 
@@ -65,11 +66,13 @@ class ComfyPage:
         self.page = context.new_page()
         self.page.set_default_timeout(WAIT_MS)
         self.url = url
+        self.policy = ""  # what the server lets the page load
         self.complaints = Complaints(self.page)
         self.panel = Panel(self.page)
 
     def open(self) -> ComfyPage:
-        self.page.goto(self.url, timeout=LOAD_MS, wait_until="domcontentloaded")
+        answer = self.page.goto(self.url, timeout=LOAD_MS, wait_until="domcontentloaded")
+        self.policy = answer.headers.get("content-security-policy", "")
         return self.ready()
 
     def reload(self) -> ComfyPage:

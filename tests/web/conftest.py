@@ -102,6 +102,7 @@ def live(the_live_run: Live, client: Client) -> Iterator[Live]:
     run = the_live_run.id
     if run and client.call("GET", f"/vgrpo/runs/{run}")[1].get("status") == "running":
         the_live_run.ask(client, "pause")
+        becomes(client, run, "paused")  # else the next test may still find it running
 
 
 @pytest.fixture

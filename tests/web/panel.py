@@ -16,6 +16,10 @@ _LOADED = """root => [...root.querySelectorAll('img')]
   .filter(image => image.checkVisibility() && image.hasAttribute('src'))
   .every(image => image.complete && image.naturalWidth > 0)"""
 
+# Whether a tab has its contents: texts are there, and a chart is drawn where there are charts.
+_FULL = """view => !view.innerText.includes('Loading…') && view.innerText.trim() !== ''
+  && (!view.querySelector('figure') || view.querySelector('.js-plotly-plot .main-svg'))"""
+
 
 class Panel:
     """`page` is playwright's Page, with ComfyUI or the headless page in it."""
@@ -82,6 +86,14 @@ class Panel:
         self.tabs.get_by_role("tab", name=name, exact=True).click()
         return self.view(name)
 
+    def full(self, name: str) -> Any:
+        """The same once what it shows is there."""
+        view = self.tab(name)
+        if name in ("Curves", "Health"):
+            view.get_by_role("figure").first.scroll_into_view_if_needed()  # a chart is drawn once it is in sight
+        self.until(lambda: view.evaluate(_FULL) and all_pictures_loaded(view), f"{name} shows what it has")
+        return view
+
     def view(self, name: str) -> Any:
         found = self.page.get_by_role("tabpanel", name=name, exact=True)
         found.wait_for()
@@ -102,6 +114,29 @@ class Panel:
         """The iterations of the chart's first line."""
         lines = self.lines(title)
         return lines[0]["x"] if lines else []
+
+    def axis(self, title: str = "Total reward") -> str:
+        """linear or log."""
+        figure = self.figure(title)
+        figure.scroll_into_view_if_needed()
+        return figure.evaluate("figure => figure.querySelector('.js-plotly-plot').layout.yaxis.type")
+
+    def hover(self, title: str = "Total reward") -> str:
+        """What the chart says under the mouse in its middle."""
+        figure = self.figure(title)
+        figure.locator(".nsewdrag").first.hover()
+        return figure.locator(".hoverlayer").first.text_content()
+
+    def drag(self, start: float, end: float, title: str = "Total reward") -> None:
+        """Zooms with the mouse, from one share of the chart's width to another."""
+        area = self.figure(title).locator(".nsewdrag").first
+        area.scroll_into_view_if_needed()
+        box = area.bounding_box()
+        y = box["y"] + box["height"] / 2
+        self.page.mouse.move(box["x"] + start * box["width"], y)
+        self.page.mouse.down()
+        self.page.mouse.move(box["x"] + end * box["width"], y, steps=5)
+        self.page.mouse.up()
 
     def pictures(self, iteration: int | None = None) -> Any:
         """The pictures in the sample grid."""

@@ -49,8 +49,14 @@ def test_lora_and_pictures_into_the_graph(comfy, open_page, tiny_sd3, vue):
     view.get_by_role("button", name="Send grid to graph").click()
     wanted = {"run": RUN, "checkpoint": "iteration", "iteration": 2}
 
+    before = nodes(tab, "VGRPOApplyRunLoRA")
+
     def there():
         return [node for node in nodes(tab, "VGRPOLoadRun") if wanted.items() <= node["values"].items()]
 
     panel.until(there, "Load Run has that iteration")
+    panel.tab("Events").get_by_role("button", name="Add LoRA loader with the checkpoint of iteration 3").click()
+    wanted["iteration"] = 3
+    panel.until(there, "Load Run has that checkpoint")
+    assert len(nodes(tab, "VGRPOApplyRunLoRA")) == len(before) + 1
     assert sampling["id"] in [node["id"] for node in tab.js(NODES)]

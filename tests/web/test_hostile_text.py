@@ -18,8 +18,7 @@ def every_place(panel):
     panel.open_run(NAME)
     page.get_by_text(ERROR, exact=True).last.wait_for()
     for name in TABS:
-        view = panel.tab(name)
-        page.wait_for_timeout(300)
+        view = panel.full(name)
         if name == "Samples":
             view.get_by_text(PROMPTS[0]).first.wait_for()
             panel.pictures(0).last.click()

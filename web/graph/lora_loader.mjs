@@ -1,7 +1,20 @@
 /** A run's LoRA into the graph: stock Load LoRA for a published one, Load Run and Apply Run LoRA for a checkpoint. */
 
 import { t } from "../lib/text.mjs"
-import { addNode, changing, getLink, getNode, linkInto, linksFrom, middle, selected, setWidget, show, shownGraph, title } from "./access.mjs"
+import {
+  addNode,
+  changing,
+  getLink,
+  getNode,
+  linkInto,
+  linksFrom,
+  middle,
+  selected,
+  setWidget,
+  show,
+  shownGraph,
+  title,
+} from "./access.mjs"
 
 const MODEL = "MODEL"
 const LOADER = "LoraLoaderModelOnly"
@@ -62,7 +75,8 @@ function modelWay(graph, items) {
 
 /** Links with a model: those into a node, or those through a reroute. */
 function linksBefore(graph, item) {
-  if (item.inputs) return item.inputs.map((input, slot) => (input.type === MODEL ? linkInto(graph, item, slot) : null)).filter(Boolean)
+  if (item.inputs)
+    return item.inputs.map((input, slot) => (input.type === MODEL ? linkInto(graph, item, slot) : null)).filter(Boolean)
   const through = [...(item.linkIds ?? [])].map((id) => getLink(graph, id))
   return through.filter((link) => link && givesModel(getNode(graph, link.origin_id), link.origin_slot))
 }

@@ -71,7 +71,8 @@ export function followNodes({ app, api, store, changed }) {
     for (const id of store.order) {
       const entry = store.runs.get(id)
       const origin = entry?.origin
-      if (origin?.workflow && origin.workflow === workflow && nodeById(app, origin.node) === node) return { run: id, time: entry.started ?? 0 }
+      if (origin?.workflow && origin.workflow === workflow && nodeById(app, origin.node) === node)
+        return { run: id, time: entry.started ?? 0 }
     }
     return null
   }
@@ -80,7 +81,10 @@ export function followNodes({ app, api, store, changed }) {
     const candidates = [readProperty(node), heardOf(node), started(node)].filter(Boolean)
     // One that is gone counts only when there is no other: then the node says that it is gone.
     const here = store.loaded ? candidates.filter(({ run }) => store.runs.has(run)) : candidates
-    return (here.length ? here : candidates).reduce((best, each) => (best && best.time >= each.time ? best : each), null)?.run ?? null
+    return (
+      (here.length ? here : candidates).reduce((best, each) => (best && best.time >= each.time ? best : each), null)?.run ??
+      null
+    )
   }
 
   function heardOf(node) {

@@ -7,7 +7,8 @@ const SVG = "http://www.w3.org/2000/svg"
 const FORBIDDEN = /^(on.*|innerhtml|outerhtml|srcdoc)$/i
 const LINKS = /^(href|src|action|formaction|xlink:href)$/i
 /** Attributes that are there or not; every other boolean (aria-pressed, draggable) is written as a word. */
-const FLAGS = /^(hidden|disabled|checked|selected|open|readonly|required|multiple|autofocus|inert|loop|controls|muted|novalidate)$/i
+const FLAGS =
+  /^(hidden|disabled|checked|selected|open|readonly|required|multiple|autofocus|inert|loop|controls|muted|novalidate)$/i
 
 /**
  * An HTML element.
@@ -53,11 +54,16 @@ export function fill(node, ...children) {
   return node
 }
 
-/** Adds a style sheet to the page once. `url` as of `new URL("./x.css", import.meta.url)`. */
-export function stylesheet(url) {
-  const href = String(url)
-  for (const link of document.head.querySelectorAll('link[rel="stylesheet"]')) if (link.href === href) return link
-  return document.head.appendChild(el("link", { rel: "stylesheet", href }))
+/**
+ * Makes `children` all that a node holds, in their order. What is in its place already is not touched: moving an element takes
+ * the focus from it.
+ */
+export function arrange(node, children) {
+  const wanted = new Set(children)
+  for (const child of [...node.children]) if (!wanted.has(child)) child.remove()
+  children.forEach((child, at) => {
+    if (node.children[at] !== child) node.insertBefore(child, node.children[at] ?? null)
+  })
 }
 
 function build(node, props, children) {

@@ -8,7 +8,8 @@ export function duration(seconds) {
   if (seconds < 9.95) return `${Number(seconds.toFixed(1))} s`
   const whole = Math.round(seconds)
   if (whole < 60) return `${whole} s`
-  if (whole < 3600) return whole % 60 && whole < 600 ? `${Math.floor(whole / 60)} min ${whole % 60} s` : `${Math.round(whole / 60)} min`
+  if (whole < 3600)
+    return whole % 60 && whole < 600 ? `${Math.floor(whole / 60)} min ${whole % 60} s` : `${Math.round(whole / 60)} min`
   const minutes = Math.round(whole / 60)
   if (minutes < 24 * 60) return `${Math.floor(minutes / 60)} h ${String(minutes % 60).padStart(2, "0")} min`
   const hours = Math.round(minutes / 60)
@@ -20,7 +21,11 @@ export function number(x) {
   if (!isNumber(x)) return NONE
   if (x === 0) return "0"
   const size = Math.abs(x)
-  if (size >= 1e6 || size < 1e-4) return x.toExponential(2).replace(/\.?0+e/, "e").replace("e+", "e")
+  if (size >= 1e6 || size < 1e-4)
+    return x
+      .toExponential(2)
+      .replace(/\.?0+e/, "e")
+      .replace("e+", "e")
   if (size >= 1000) return String(Math.round(x))
   return String(Number(x.toPrecision(4)))
 }

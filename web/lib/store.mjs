@@ -142,12 +142,15 @@ class Store {
       this.refresh().catch(() => {})
       return
     }
-    // What the message itself tells shows at once; curves and pictures are asked for at the chosen rate.
+    // What the message itself tells shows at once; curves and pictures are asked for at the chosen rate. Another status has
+    // other actions: these are asked for now.
+    const other = message.status !== undefined && message.status !== known.status
     for (const key of ["status", "iteration", "iterations", "message"]) {
       if (message[key] !== undefined) known[key] = message[key]
     }
     this._changed([id])
     this._dirty.add(id)
+    if (other) this._work()
   }
 
   /** After an action: look soon, and once more when the run's process has had time to obey. */

@@ -1,31 +1,48 @@
 /**
- * Whether ComfyUI's palette is a dark one, as the class `vgrpo-dark` on the page's root, which our style sheets go by.
- * Old frontends say it by a class on body, new ones by `color-scheme`, palettes of users by neither: the text's own colour tells.
+ * Whether the page's palette is a dark one, as the class `vgrpo-dark` on its root, which our style sheets go by.
+ * Old frontends of ComfyUI say it by a class on body, new ones by `color-scheme`, palettes of users by neither: the text's own
+ * colour tells.
  */
 
+import { listeners } from "./backend.mjs"
 import { el } from "./dom.mjs"
 
 const CLASS = "vgrpo-dark"
+const SETTLE_MS = 50 // a palette is written property by property
 
-/** Follows the palette for as long as the page lives. */
+const changed = listeners()
+
+/** Calls fn when the page's colours may have changed. Returns what ends it. */
+export const onTheme = changed.add
+
+/** Follows ComfyUI's palette for as long as the page lives. */
 export function followTheme() {
-  let planned = false
+  let planned = 0
+  let known = ""
   const look = () => {
-    planned = false
-    const probe = el("span", { hidden: true, style: { color: "var(--fg-color, CanvasText)" } })
+    planned = 0
+    const probe = el("span", {
+      hidden: true,
+      style: { color: "var(--fg-color, CanvasText)", backgroundColor: "var(--comfy-menu-bg)" },
+    })
     document.body.append(probe)
-    const dark = isBright(getComputedStyle(probe).color)
+    const { color, backgroundColor } = getComputedStyle(probe)
     probe.remove()
-    if (document.documentElement.classList.contains(CLASS) !== dark) document.documentElement.classList.toggle(CLASS, dark)
+    const now = `${color} on ${backgroundColor}`
+    if (now === known) return // ComfyUI writes other things into classes and styles too
+    known = now
+    setDark(isBright(color))
   }
-  const soon = () => {
-    if (planned) return
-    planned = true
-    setTimeout(look, 50)
-  }
-  const watch = new MutationObserver(soon)
-  for (const node of [document.documentElement, document.body]) watch.observe(node, { attributes: true, attributeFilter: ["class", "style"] })
+  const watch = new MutationObserver(() => (planned ||= setTimeout(look, SETTLE_MS)))
+  for (const node of [document.documentElement, document.body])
+    watch.observe(node, { attributes: true, attributeFilter: ["class", "style"] })
   look()
+}
+
+/** Takes dark or light colours, for a page that knows which. */
+export function setDark(dark) {
+  document.documentElement.classList.toggle(CLASS, dark)
+  changed.tell()
 }
 
 /** By relative luminance; `color` as browsers compute it: rgb(…), or color(srgb …) of a mixed one. */

@@ -45,14 +45,25 @@ export function rewardFlat(train) {
   const smooth = y.map((_, i) => average(y.slice(Math.max(0, i - 4), i + 1)))
   const noise = spread(y.map((value, i) => value - smooth[i]))
   const since = x[last] - wait
-  const split = Math.max(1, Math.min(x.findIndex((value) => value > since), last - FLAT_ITERATIONS + 1))
-  const from = Math.min(4, split - 1); // the first averages are over too few rows to be a best
+  const split = Math.max(
+    1,
+    Math.min(
+      x.findIndex((value) => value > since),
+      last - FLAT_ITERATIONS + 1,
+    ),
+  )
+  const from = Math.min(4, split - 1) // the first averages are over too few rows to be a best
   const before = Math.max(...finiteOr(smooth.slice(from, split), smooth[split - 1]))
   const now = Math.max(...smooth.slice(split))
   if (now > before + noise / 4) return null
   const best = smooth.indexOf(Math.max(...smooth))
   const flatSince = best < split ? x[best] : x[split - 1]
-  return { kind: "rewardFlat", level: "warning", iteration: x[last], values: { iterations: x[last] - flatSince, since: flatSince } }
+  return {
+    kind: "rewardFlat",
+    level: "warning",
+    iteration: x[last],
+    values: { iterations: x[last] - flatSince, since: flatSince },
+  }
 }
 
 /** In more than half of the prompt groups all outputs score the same: these groups teach nothing. */
@@ -92,7 +103,12 @@ export function rewardHacking(train, trained = []) {
       kind: relative > 0 ? "rewardHackingUp" : "rewardHackingDown",
       level: "warning",
       iteration: drift.iteration,
-      values: { monitor: name, first: short(drift.first), last: short(drift.last), percent: Math.round(Math.abs(relative) * 100) },
+      values: {
+        monitor: name,
+        first: short(drift.first),
+        last: short(drift.last),
+        percent: Math.round(Math.abs(relative) * 100),
+      },
     }
   }
   return null

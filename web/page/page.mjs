@@ -4,7 +4,9 @@ import { el, fill, text } from "../lib/dom.mjs"
 import { confirm } from "../lib/dialog.mjs"
 import { serveBackend } from "../lib/serve_backend.mjs"
 import { createStore } from "../lib/store.mjs"
+import { loadStyles } from "../lib/styles.mjs"
 import { loadLanguage, t } from "../lib/text.mjs"
+import { setDark } from "../lib/theme.mjs"
 import * as cards from "../views/cards.mjs"
 import * as detail from "../views/detail.mjs"
 import { pageSettings } from "./settings.mjs"
@@ -19,7 +21,11 @@ const settings = pageSettings()
 async function start() {
   const token = takeToken()
   const asking = serveBackend(BASE)
-  const [about] = await Promise.all([asking.get("/vgrpo/about"), loadLanguage(asking, navigator.language)])
+  const [about] = await Promise.all([
+    asking.get("/vgrpo/about"),
+    loadLanguage(asking, navigator.language),
+    loadStyles(["page"]),
+  ])
   const backend = serveBackend(BASE, about.control ? token : null)
   const store = createStore(backend, { refreshSeconds: () => settings.get("VGRPO.RefreshSeconds") })
   const toasts = el("div", { class: "vgp-toasts", role: "status", "aria-live": "polite" })
@@ -82,16 +88,30 @@ function header(about, backend, store) {
     el("h1", {}, t("page.title"), el("span", { class: "vgp-folder" }, about.folder)),
     connection,
     el("span", { class: "vgp-space" }),
-    choice(t("page.refresh"), "VGRPO.RefreshSeconds", REFRESH.map((s) => [s, t("page.refresh.seconds", { seconds: s })])),
-    choice(t("page.theme"), "VGRPO.Theme", ["auto", "light", "dark"].map((name) => [name, t(`page.theme.${name}`)])),
-    about.control ? control(backend.can.control) : el("span", { class: "vgp-note", title: t("page.readOnly.hint") }, t("page.readOnly")),
+    choice(
+      t("page.refresh"),
+      "VGRPO.RefreshSeconds",
+      REFRESH.map((s) => [s, t("page.refresh.seconds", { seconds: s })]),
+    ),
+    choice(
+      t("page.theme"),
+      "VGRPO.Theme",
+      ["auto", "light", "dark"].map((name) => [name, t(`page.theme.${name}`)]),
+    ),
+    about.control
+      ? control(backend.can.control)
+      : el("span", { class: "vg-muted", title: t("page.readOnly.hint") }, t("page.readOnly")),
   )
 }
 
 function choice(label, id, options) {
   const select = el(
     "select",
-    { value: String(settings.get(id)), on: { change: () => settings.set(id, options[select.selectedIndex][0]) } },
+    {
+      class: "vg-input",
+      value: String(settings.get(id)),
+      on: { change: () => settings.set(id, options[select.selectedIndex][0]) },
+    },
     options.map(([value, words]) => el("option", { value: String(value) }, words)),
   )
   return el("label", { class: "vgp-choice" }, label, select)
@@ -108,12 +128,19 @@ function control(on) {
     const words = on ? t("page.control.leave") : t("page.control.enter")
     fill(
       place,
-      on && el("span", { class: "vgp-note" }, t("page.control.on")),
-      el("button", { type: "button", class: "vgp-button", on: { click: () => (on ? begin(null) : asked()) } }, words),
+      on && el("span", { class: "vg-muted" }, t("page.control.on")),
+      el("button", { type: "button", class: "vg-button", on: { click: () => (on ? begin(null) : asked()) } }, words),
     )
   }
   const asked = () => {
-    const input = el("input", { type: "password", autocomplete: "off", required: true, "aria-label": t("page.control.label"), placeholder: t("page.control.label") })
+    const input = el("input", {
+      type: "password",
+      class: "vg-input",
+      autocomplete: "off",
+      required: true,
+      "aria-label": t("page.control.label"),
+      placeholder: t("page.control.label"),
+    })
     fill(
       place,
       el(
@@ -128,8 +155,8 @@ function control(on) {
           },
         },
         input,
-        el("button", { type: "submit", class: "vgp-button" }, t("page.control.use")),
-        el("button", { type: "button", class: "vgp-button", on: { click: closed } }, t("page.control.cancel")),
+        el("button", { type: "submit", class: "vg-button" }, t("page.control.use")),
+        el("button", { type: "button", class: "vg-button", on: { click: closed } }, t("page.control.cancel")),
       ),
     )
     input.focus()
@@ -138,13 +165,13 @@ function control(on) {
   return place
 }
 
-/** Light or dark as chosen, else as the system is; the class is the one that ComfyUI's page has. */
+/** Light or dark as chosen, else as the system is. */
 function theme() {
   const system = matchMedia("(prefers-color-scheme: dark)")
   const set = () => {
     const wanted = settings.get("VGRPO.Theme")
     const dark = wanted === "dark" || (wanted !== "light" && system.matches)
-    document.body.classList.toggle("dark-theme", dark)
+    setDark(dark)
     document.documentElement.style.colorScheme = dark ? "dark" : "light"
   }
   system.addEventListener("change", set)

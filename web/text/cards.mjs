@@ -29,6 +29,7 @@ export const texts = {
   "cards.thumbnail": "{name}: the latest pictures; show them larger",
   "cards.thumbnailPlain": "{name}: the latest pictures",
   "cards.noThumbnail": "no pictures yet",
+  "cards.badThumbnail": "picture cannot be read",
   "cards.base": "Base: {base}",
 
   "cards.actions": "Actions for {name}",
@@ -64,7 +65,8 @@ export const texts = {
   "cards.changed": "{name}: {status}",
 
   "cards.deleteTitle": "Delete this run?",
-  "cards.deleteText": "Its checkpoints, pictures, curves and log are removed for good. A LoRA that was copied to the loras folder stays.",
+  "cards.deleteText":
+    "Its checkpoints, pictures, curves and log are removed for good. A LoRA that was copied to the loras folder stays.",
   "cards.deleteAction": "Delete run",
   "cards.deleted": "{name} is deleted",
 

@@ -7,6 +7,7 @@ export const texts = {
   "config.here": "This run",
   "config.preset": "Preset {preset}",
   "config.presetHas": "preset: {value}",
+  "config.unset": "not set",
   "config.file": "config.yaml",
   "config.digest": "digest {digest}",
   "config.more": "Show {count} more lines",

@@ -7,6 +7,8 @@ export const texts = {
   "detail.loading": "Loading…",
   "detail.none": "There is no run yet. Queue a graph with Train LoRA, or start one with trainer/cli.py train.",
   "detail.gone": "This run was deleted; what is here is the last that was seen of it.",
+  "detail.deleted": "deleted",
+  "detail.seeNewest": "Show the newest run",
   "detail.failed": "The run failed.",
   "detail.lost": "The run's process is gone without a word. Resume goes on from its newest checkpoint.",
   "detail.seeLog": "See the log",

@@ -10,6 +10,8 @@ export const texts = {
   "events.older": "Show older events",
   "events.pictures": "{count} pictures; look at them",
   "events.best": "best so far",
+  "events.addLora": "Add LoRA loader",
+  "events.addLora.label": "Add LoRA loader with the checkpoint of iteration {iteration}",
   "events.lora": "LoRA: {lora}",
   "events.type.error": "error",
   "events.type.warning": "warning",

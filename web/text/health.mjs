@@ -2,12 +2,15 @@
 export const texts = {
   "health.empty": "No iteration is done yet. The first signs appear after it.",
   "health.log": "log",
+  "health.log.label": "{name}: logarithmic axis",
   "health.half": "half of the groups",
   "health.clip": "clip_eps {clip}",
   "health.surrogate/cv_group": "Surrogate spread in the group",
-  "health.surrogate/cv_group.note": "How far the surrogate differs between outputs of one prompt. A steady value is healthy; a steep rise means noisy ratios: raise surrogate.pairs.",
+  "health.surrogate/cv_group.note":
+    "How far the surrogate differs between outputs of one prompt. A steady value is healthy; a steep rise means noisy ratios: raise surrogate.pairs.",
   "health.ratio/max_abs_dev": "Largest ratio deviation from 1",
-  "health.ratio/max_abs_dev.note": "Grows with the step size. Far above clip_eps most of a step is thrown away; at 0 nothing is learnt.",
+  "health.ratio/max_abs_dev.note":
+    "Grows with the step size. Far above clip_eps most of a step is thrown away; at 0 nothing is learnt.",
   "health.ratio/noise": "numerical noise before the first update",
   "health.ratio/clip_frac": "Share of clipped outputs",
   "health.ratio/clip_frac.note": "A few percent to a third is usual. Near 1: lower the learning rate or the gradient steps.",

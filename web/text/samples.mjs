@@ -2,6 +2,7 @@
 export const texts = {
   "samples.empty": "There are no sample pictures yet. The first are made before the first iteration.",
   "samples.missing": "This picture is missing",
+  "samples.unreadable": "This picture cannot be read",
   "samples.mode": "How pictures are shown",
   "samples.mode.all": "All iterations",
   "samples.mode.one": "One iteration",

@@ -33,7 +33,8 @@ export const texts = {
   "warnings.rewardHackingDown.try":
     "Look at the samples from before and now. If they got worse: raise objective.kl_coef, lower the learning rate, add a second reward that dislikes this, or take an earlier checkpoint.",
 
-  "warnings.nanOutputs": "A reward could not score {outputs} outputs in the last {iterations} iterations (NaN); they count for nothing.",
+  "warnings.nanOutputs":
+    "A reward could not score {outputs} outputs in the last {iterations} iterations (NaN); they count for nothing.",
   "warnings.nanOutputs.try":
     "The log names the reward. Black or broken pictures come from half precision: try policy.dtype bfloat16 or float32. Else check the reward's own settings.",
 

@@ -3,10 +3,9 @@
 import { el, fill, set, text } from "../lib/dom.mjs"
 import { duration, number, signed, timeAgo } from "../lib/format.mjs"
 import { statusSign } from "../lib/status.mjs"
-import { available, isActive, perform } from "./run_actions.mjs"
+import { actionBar } from "./action_bar.mjs"
+import { isActive } from "./run_actions.mjs"
 import { spark } from "./spark.mjs"
-
-/** A shape for each state, so that colour is never the only sign. */
 
 let count = 0
 
@@ -18,8 +17,8 @@ export function createCard(context, unfolded) {
   const { backend, open, t } = context
   const id = `vg-card-${(count += 1)}`
   let run = null
-  let buttons = null // what the buttons were made for
   let pictured = null
+  let broken = false
 
   const name = el("h3", { class: "vg-card-name", id })
   const badge = el("span", { class: "vg-badge" })
@@ -32,12 +31,22 @@ export function createCard(context, unfolded) {
   const since = el("span", { class: ["vg-muted", "vg-since"] }, t("cards.since"))
   const curve = spark()
   const message = el("p", { class: "vg-card-message", hidden: true })
-  const picture = el("img", { alt: "", loading: "lazy", decoding: "async", on: { error: () => picture.classList.add("vg-broken") } })
+  const picture = el("img", {
+    alt: "",
+    loading: "lazy",
+    decoding: "async",
+    on: {
+      error: () => {
+        broken = true
+        pictures()
+      },
+    },
+  })
   const thumbnail = open
     ? el("button", { type: "button", class: "vg-thumb", on: { click: () => open(run.id, { tab: "samples" }) } }, picture)
     : el("div", { class: "vg-thumb" }, picture)
   const noPicture = el("div", { class: ["vg-thumb", "vg-thumb-none"] }, t("cards.noThumbnail"))
-  const actions = el("div", { class: "vg-actions", role: "group" })
+  const actions = actionBar(context, unfolded)
   const element = el(
     "li",
     { class: "vg-card", "aria-labelledby": id },
@@ -58,7 +67,7 @@ export function createCard(context, unfolded) {
       ),
     ),
     message,
-    actions,
+    actions.node,
   )
 
   function update(now) {
@@ -74,8 +83,8 @@ export function createCard(context, unfolded) {
     rewards()
     text(message, run.message ?? "")
     message.hidden = !run.message
-    pictures(title)
-    drawActions()
+    pictures()
+    actions.update(run)
   }
 
   function progress() {
@@ -97,65 +106,17 @@ export function createCard(context, unfolded) {
     curve.update(run.spark, known ? t("cards.curve", { first: number(first), last: number(last) }) : t("cards.noCurve"))
   }
 
-  function pictures(title) {
+  function pictures() {
     const url = run.thumbnail ? backend.picture(run, run.thumbnail) : null
-    thumbnail.hidden = !url
-    noPicture.hidden = Boolean(url)
-    const label = t(open ? "cards.thumbnail" : "cards.thumbnailPlain", { name: title })
-    set(picture, { alt: label })
-    if (url === pictured) return
-    pictured = url
-    picture.classList.remove("vg-broken")
-    if (url) picture.src = url
-    else picture.removeAttribute("src")
-  }
-
-  function drawActions() {
-    const { first, more } = available(run, context)
-    const folded = !unfolded.has(run.id)
-    const wanted = [run.name, folded, ...first, "|", ...more].join()
-    if (wanted === buttons) return
-    buttons = wanted
-    const focused = actions.contains(document.activeElement) ? document.activeElement.dataset.action : null
-    set(actions, { "aria-label": t("cards.actions", { name: run.name || run.id }) })
-    const fold = el(
-      "button",
-      { type: "button", class: "vg-button", dataset: { action: "more" }, "aria-expanded": String(!folded), on: { click: turn } },
-      t(folded ? "cards.moreActions" : "cards.fewerActions"),
-    )
-    fill(actions, first.map(button), fold, folded ? null : more.map(button))
-    if (!focused) return
-    // The button that was pressed may be gone (Pause became Resume): its neighbour takes the focus, not the page.
-    const next = actions.querySelector(`[data-action="${focused}"]`) ?? actions.querySelector("button")
-    next?.focus()
-  }
-
-  function button(action) {
-    const title = t(`cards.${action}Title`)
-    return el(
-      "button",
-      {
-        type: "button",
-        class: ["vg-button", action === "open" && "vg-primary", action === "delete" && "vg-danger"],
-        dataset: { action },
-        title: title === `cards.${action}Title` ? null : title,
-        on: { click: (event) => press(action, event.currentTarget) },
-      },
-      t(`cards.${action}`),
-    )
-  }
-
-  async function press(action, pressed) {
-    if (pressed.getAttribute("aria-disabled") === "true") return
-    // Not `disabled`: that would throw the focus away while the server thinks.
-    set(pressed, { "aria-disabled": "true" })
-    await perform(action, run, context)
-    set(pressed, { "aria-disabled": null })
-  }
-
-  function turn() {
-    if (!unfolded.delete(run.id)) unfolded.add(run.id)
-    drawActions()
+    set(picture, { alt: t(open ? "cards.thumbnail" : "cards.thumbnailPlain", { name: run.name || run.id }) })
+    if (url !== pictured) {
+      pictured = url
+      broken = false
+      set(picture, { src: url })
+    }
+    thumbnail.hidden = !url || broken
+    noPicture.hidden = !thumbnail.hidden
+    text(noPicture, t(broken ? "cards.badThumbnail" : "cards.noThumbnail"))
   }
 
   return { element, update }

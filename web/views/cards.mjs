@@ -3,7 +3,7 @@
  * kept by their run's id, so a list of hundreds opens and moves like one of ten.
  */
 
-import { clear, el, set, stylesheet, text } from "../lib/dom.mjs"
+import { arrange, clear, el, set, text } from "../lib/dom.mjs"
 import { createCard } from "./card.mjs"
 import { isActive } from "./run_actions.mjs"
 
@@ -42,14 +42,13 @@ function createView(element, given) {
   const cards = new Map() // id -> card
   const told = new Map() // id -> the status that was last said
 
-  for (const file of ["../vgrpo.css", "../cards.css"]) stylesheet(new URL(file, import.meta.url))
   const found = el("span", { class: "vg-muted", role: "status" })
   const connection = el("p", { class: "vg-notice", role: "status", hidden: true })
   const live = el("p", { class: "vg-offscreen", role: "status", "aria-live": "polite" })
   const answer = el("p", { class: "vg-notice", "aria-live": "polite", hidden: true })
   const search = el("input", {
     type: "search",
-    class: "vg-search",
+    class: ["vg-input", "vg-search"],
     id: `${id}-search`,
     value: chosen.search,
     placeholder: t("cards.search"),
@@ -64,11 +63,26 @@ function createView(element, given) {
   const list = el("ul", { class: "vg-list", "aria-label": t("cards.title") })
   const nothing = el("div", { class: "vg-nothing", hidden: true })
   const more = el("button", { type: "button", class: "vg-button", hidden: true, on: { click: next } })
-  const scroller = el("div", { class: "vg-scroll", tabindex: "-1", on: { scroll: () => (chosen.scroll = scroller.scrollTop) } }, list, nothing, more)
+  const scroller = el(
+    "div",
+    { class: "vg-scroll", tabindex: "-1", on: { scroll: () => (chosen.scroll = scroller.scrollTop) } },
+    list,
+    nothing,
+    more,
+  )
   const root = el(
     "section",
     { class: ["vgrpo", "vg-cards"], "aria-labelledby": `${id}-title` },
-    el("header", { class: "vg-top" }, el("div", { class: "vg-line" }, el("h2", { id: `${id}-title` }, t("cards.title")), found), search, el("div", { class: "vg-chips", role: "group", "aria-label": t("cards.filter") }, filters), connection, answer, live),
+    el(
+      "header",
+      { class: "vg-top" },
+      el("div", { class: "vg-line" }, el("h2", { id: `${id}-title` }, t("cards.title")), found),
+      search,
+      el("div", { class: "vg-chips", role: "group", "aria-label": t("cards.filter") }, filters),
+      connection,
+      answer,
+      live,
+    ),
     scroller,
   )
   clear(element).append(root)
@@ -106,18 +120,17 @@ function createView(element, given) {
     text(found, all ? t("cards.count", { shown: runs.length, all }) : "")
     const shown = runs.slice(0, chosen.limit)
     const ids = new Set(shown.map((run) => run.id))
-    for (const [run, card] of cards)
-      if (!ids.has(run)) {
-        card.element.remove()
-        cards.delete(run)
-      }
-    shown.forEach((run, at) => {
-      let card = cards.get(run.id)
-      if (!card) cards.set(run.id, (card = createCard(context, chosen.unfolded)))
-      card.update(run)
-      // Only what is out of place moves: moving a card takes the focus from it.
-      if (list.children[at] !== card.element) list.insertBefore(card.element, list.children[at] ?? null)
-    })
+    const focused = list.contains(document.activeElement)
+    for (const run of [...cards.keys()]) if (!ids.has(run)) cards.delete(run)
+    for (const run of shown) {
+      if (!cards.has(run.id)) cards.set(run.id, createCard(context, chosen.unfolded))
+      cards.get(run.id).update(run)
+    }
+    arrange(
+      list,
+      shown.map((run) => cards.get(run.id).element),
+    )
+    if (focused && !list.contains(document.activeElement)) scroller.focus() // its card is gone; the keys stay in the list
     const left = runs.length - shown.length
     more.hidden = left <= 0
     text(more, t("cards.more", { n: Math.min(PAGE, left) }))
@@ -134,13 +147,25 @@ function createView(element, given) {
     else if (!nothing.querySelector("button"))
       clear(nothing).append(
         el("p", {}, t("cards.noneMatch")),
-        el("button", { type: "button", class: "vg-button", on: { click: () => ((search.value = ""), choose({ filter: "all", search: "" }), search.focus()) } }, t("cards.clearFilters")),
+        el(
+          "button",
+          {
+            type: "button",
+            class: "vg-button",
+            on: { click: () => ((search.value = ""), choose({ filter: "all", search: "" }), search.focus()) },
+          },
+          t("cards.clearFilters"),
+        ),
       )
   }
 
   function drawConnection() {
     const lost = store.connection === "reconnecting"
-    const words = lost ? t("connection.reconnecting") : store.error && store.loaded ? t("cards.listFailed", { reason: store.error.message }) : ""
+    const words = lost
+      ? t("connection.reconnecting")
+      : store.error && store.loaded
+        ? t("cards.listFailed", { reason: store.error.message })
+        : ""
     connection.hidden = !words
     text(connection, words)
   }
@@ -158,7 +183,8 @@ function createView(element, given) {
     const words = []
     for (const run of store.runs.values()) {
       const before = told.get(run.id)
-      if (before !== undefined && before !== run.status) words.push(t("cards.changed", { name: run.name || run.id, status: t(`status.${run.status}`) }))
+      if (before !== undefined && before !== run.status)
+        words.push(t("cards.changed", { name: run.name || run.id, status: t(`status.${run.status}`) }))
       told.set(run.id, run.status)
     }
     for (const run of told.keys()) if (!store.runs.has(run)) told.delete(run)

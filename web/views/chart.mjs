@@ -136,7 +136,13 @@ export class Chart {
       // A thinned area would not add up with those below it: rows are left out for all alike.
       return line.stacked ? everyNth(part, most) : thin(part.x, part.y, most)
     })
-    const look = JSON.stringify([this._range, this.options.log, this.options.limits, theme(this.element), this._lines.map(styleOf)])
+    const look = JSON.stringify([
+      this._range,
+      this.options.log,
+      this.options.limits,
+      theme(this.element),
+      this._lines.map(styleOf),
+    ])
     const before = this._drawn
     if (!before) this._first(data)
     else if (before.look !== look) window.Plotly.react(this.element, this._traces(data), this._layout(), CONFIG)
@@ -207,7 +213,14 @@ export class Chart {
           ? {
               stackgroup: "one",
               fillcolor: color,
-              fillpattern: { shape: PATTERNS[i % PATTERNS.length], fgcolor: paint("--vgd-paper"), bgcolor: color, fillmode: "replace", size: 6, solidity: 0.25 },
+              fillpattern: {
+                shape: PATTERNS[i % PATTERNS.length],
+                fgcolor: paint("--vg-bg"),
+                bgcolor: color,
+                fillmode: "replace",
+                size: 6,
+                solidity: 0.25,
+              },
             }
           : {}),
       }
@@ -216,9 +229,9 @@ export class Chart {
 
   _layout() {
     const paint = palette(this.element)
-    const ink = paint("--vgd-ink")
+    const ink = paint("--vg-fg")
     const grid = paint("--vgd-grid")
-    const paper = paint("--vgd-paper")
+    const paper = paint("--vg-bg")
     const axis = { gridcolor: grid, linecolor: grid, zerolinecolor: grid, tickfont: { size: 11 }, automargin: true }
     return {
       autosize: true,
@@ -230,7 +243,15 @@ export class Chart {
       dragmode: "zoom",
       hovermode: "x unified",
       hoverlabel: { bgcolor: paper, bordercolor: grid, font: { color: ink, size: 12 }, namelength: 40 },
-      xaxis: { ...axis, hoverformat: "d", tickformat: "d", unifiedhovertitle: { text: this.options.hoverTitle ?? "" }, ...(this._range ? { range: this._range.slice(), autorange: false } : { autorange: true, autorangeoptions: { include: 0 } }) },
+      xaxis: {
+        ...axis,
+        hoverformat: "d",
+        tickformat: "d",
+        unifiedhovertitle: { text: this.options.hoverTitle ?? "" },
+        ...(this._range
+          ? { range: this._range.slice(), autorange: false }
+          : { autorange: true, autorangeoptions: { include: 0 } }),
+      },
       yaxis: {
         ...axis,
         fixedrange: true,
@@ -253,9 +274,25 @@ const CONFIG = { displayModeBar: false, responsive: false, displaylogo: false, s
 function limits(list, ink, paper, log) {
   const across = (list ?? []).filter(({ value }) => Number.isFinite(value) && (!log || value > 0))
   return {
-    shapes: across.map(({ value }) => ({ type: "line", xref: "paper", x0: 0, x1: 1, y0: value, y1: value, line: { color: ink, width: 1, dash: "dot" } })),
+    shapes: across.map(({ value }) => ({
+      type: "line",
+      xref: "paper",
+      x0: 0,
+      x1: 1,
+      y0: value,
+      y1: value,
+      line: { color: ink, width: 1, dash: "dot" },
+    })),
     annotations: across.map(({ value, name }) => ({
-      xref: "paper", x: 1, xanchor: "right", yanchor: "bottom", y: log ? Math.log10(value) : value, text: plain(name), showarrow: false, bgcolor: paper, font: { size: 11 },
+      xref: "paper",
+      x: 1,
+      xanchor: "right",
+      yanchor: "bottom",
+      y: log ? Math.log10(value) : value,
+      text: plain(name),
+      showarrow: false,
+      bgcolor: paper,
+      font: { size: 11 },
     })),
   }
 }
@@ -283,7 +320,7 @@ function push(list, at, x, y) {
 
 function theme(element) {
   const paint = palette(element)
-  return [paint("--vgd-ink"), paint("--vgd-paper"), paint("--vgd-1")]
+  return [paint("--vg-fg"), paint("--vg-bg"), paint("--vgd-1")]
 }
 
 function same(a, b) {

@@ -21,9 +21,24 @@ export function mount(element, { data, t }) {
     const title = el("h3", { class: "vgd-heading" }, preset ? t("config.differs", { preset }) : t("config.noPreset"))
     if (!preset) return el("section", null, title)
     if (!diff.length) return el("section", null, title, el("p", { class: "vgd-note" }, t("config.same", { preset })))
-    const head = [t("config.key"), t("config.here"), t("config.preset", { preset })].map((word) => el("th", { scope: "col" }, word))
-    const rows = diff.map((row) => el("tr", null, el("th", { scope: "row" }, row.key), el("td", null, shortly(row.value)), el("td", { class: "vgd-was" }, shortly(row.preset))))
-    return el("section", null, title, el("table", { class: "vgd-table" }, el("thead", null, el("tr", null, head)), el("tbody", null, rows)))
+    const head = [t("config.key"), t("config.here"), t("config.preset", { preset })].map((word) =>
+      el("th", { scope: "col" }, word),
+    )
+    const rows = diff.map((row) =>
+      el(
+        "tr",
+        null,
+        el("th", { scope: "row" }, row.key),
+        el("td", null, shortly(row.value)),
+        el("td", { class: "vgd-was" }, shortly(row.preset)),
+      ),
+    )
+    return el(
+      "section",
+      null,
+      title,
+      el("table", { class: "vgd-table" }, el("thead", null, el("tr", null, head)), el("tbody", null, rows)),
+    )
   }
 
   function file({ yaml, digest, diff }) {
@@ -31,10 +46,23 @@ export function mount(element, { data, t }) {
     const lines = fold(marked(yaml, changed))
     const code = el("div", { class: "vgd-code", role: "region", tabindex: "0", "aria-label": t("config.file") })
     for (const part of lines) code.append(part.folded ? folded(part) : line(part))
-    return el("section", null,
-      el("div", { class: "vgd-tools" }, el("h3", { class: "vgd-heading" }, t("config.file")), copyButton(t, () => yaml),
-        el("span", { class: "vgd-note" }, t("config.digest", { digest: String(digest).slice(0, 12) }))),
-      code)
+    return el(
+      "section",
+      null,
+      el(
+        "div",
+        { class: "vgd-tools" },
+        el("h3", { class: "vgd-heading" }, t("config.file")),
+        copyButton(t, () => yaml),
+        el("span", { class: "vgd-note" }, t("config.digest", { digest: String(digest).slice(0, 12) })),
+      ),
+      code,
+    )
+  }
+
+  function shortly(value) {
+    if (value === null || value === undefined) return t("config.unset")
+    return typeof value === "string" ? value : JSON.stringify(value)
   }
 
   function line(part) {
@@ -44,7 +72,11 @@ export function mount(element, { data, t }) {
   }
 
   function folded(part) {
-    const button = el("button", { type: "button", class: "vgd-link", on: { click: () => button.replaceWith(...part.folded.map(line)) } }, t("config.more", { count: part.folded.length }))
+    const button = el(
+      "button",
+      { type: "button", class: "vg-link", on: { click: () => button.replaceWith(...part.folded.map(line)) } },
+      t("config.more", { count: part.folded.length }),
+    )
     return button
   }
 
@@ -63,8 +95,4 @@ export function mount(element, { data, t }) {
       closed = true
     },
   }
-}
-
-function shortly(value) {
-  return typeof value === "string" ? value : JSON.stringify(value ?? null)
 }

@@ -12,5 +12,5 @@ export function copyButton(t, content) {
     text(label, t((await copyText(content())) ? "detail.copied" : "detail.notCopied"))
     setTimeout(() => text(label, t("detail.copy")), SAID_MS)
   }
-  return el("button", { type: "button", class: "vgd-button", on: { click: press } }, label)
+  return el("button", { type: "button", class: "vg-button", on: { click: press } }, label)
 }

@@ -31,7 +31,16 @@ export function curvesOf(all, config) {
   return [
     { id: "rewards", curves: [...total, ...rewards.map((name) => curve(name))] },
     { id: "monitors", curves: monitors.map((name) => curve(name)) },
-    { id: "heldOut", curves: alone.map((metric) => ({ id: metric, title: metric.slice(5).replace(/\/mean$/, ""), train: null, evaluate: metric, weight: null })) },
+    {
+      id: "heldOut",
+      curves: alone.map((metric) => ({
+        id: metric,
+        title: metric.slice(5).replace(/\/mean$/, ""),
+        train: null,
+        evaluate: metric,
+        weight: null,
+      })),
+    },
   ].filter((group) => group.curves.length)
 }
 

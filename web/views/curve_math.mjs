@@ -82,7 +82,9 @@ export function finite(table, metric) {
 export function extended(before, now) {
   const n = before.x.length
   if (!n || now.x.length < n) return false
-  return now.x[0] === before.x[0] && now.y[0] === before.y[0] && now.x[n - 1] === before.x[n - 1] && now.y[n - 1] === before.y[n - 1]
+  return (
+    now.x[0] === before.x[0] && now.y[0] === before.y[0] && now.x[n - 1] === before.x[n - 1] && now.y[n - 1] === before.y[n - 1]
+  )
 }
 
 function lowerBound(x, value) {

@@ -3,9 +3,11 @@
  * events. Only the tab in sight exists; what the user chose is kept here, so that closing the panel loses nothing.
  */
 
-import { clear, el, stylesheet, text } from "../lib/dom.mjs"
+import { clear, el, text } from "../lib/dom.mjs"
 import { duration, timeAgo } from "../lib/format.mjs"
 import { isActiveStatus } from "../lib/status.mjs"
+import { onTheme } from "../lib/theme.mjs"
+import { actionBar } from "./action_bar.mjs"
 import * as config from "./config.mjs"
 import * as curves from "./curves.mjs"
 import * as events from "./events.mjs"
@@ -17,12 +19,15 @@ import { warningStrip } from "./warning_strip.mjs"
 const VIEWS = { curves, health, samples, config, log, events }
 const TABS = Object.keys(VIEWS)
 
-const chosen = { run: null, tab: TABS[0] }
+/** iteration: one that is to be shown, until there is a view that can. */
+const chosen = { run: null, tab: TABS[0], iteration: null }
+const unfolded = new Set() // ids of the runs whose further actions are shown
 const mounted = new Map() // element -> panel
 let count = 0
 
 /**
- * Shows a run here; without runId the one that was shown last, else the newest. Mounting again in the same element replaces it.
+ * Shows a run here; without runId the one that was shown last, or the newest if that is gone. Mounting again in the same
+ * element replaces it.
  * @param {HTMLElement} element
  * @param {{store: object, backend: object, graph: object|null, settings: object, t: Function}} context
  * @param {string} [runId]
@@ -31,6 +36,7 @@ let count = 0
 export function mount(element, context, runId) {
   mounted.get(element)?.destroy()
   if (runId) chosen.run = runId
+  else if (context.store.loaded && !context.store.runs.has(chosen.run)) chosen.run = null
   const panel = createPanel(element, context, () => mounted.delete(element))
   mounted.set(element, panel)
   return { destroy: panel.destroy, show }
@@ -40,10 +46,11 @@ export function mount(element, context, runId) {
 export function show(runId, { tab, iteration } = {}) {
   if (runId) chosen.run = runId
   if (TABS.includes(tab)) chosen.tab = tab
-  for (const panel of mounted.values()) panel.follow({ iteration })
+  chosen.iteration = iteration ?? null
+  for (const panel of mounted.values()) panel.follow()
 }
 
-function createPanel(element, context, gone) {
+function createPanel(element, context, forget) {
   const { store, t } = context
   const id = `vgd-${(count += 1)}`
   let data = null
@@ -51,34 +58,66 @@ function createPanel(element, context, gone) {
   let shown = { run: null, tab: null }
   let offData = () => {}
 
-  for (const file of ["../vgrpo.css", "../detail.css"]) stylesheet(new URL(file, import.meta.url))
-  const picker = el("select", { class: "vgd-run", "aria-label": t("detail.run"), on: { change: () => show(picker.value) } })
+  const picker = el("select", {
+    class: "vg-input vgd-run",
+    "aria-label": t("detail.run"),
+    on: { change: () => show(picker.value) },
+  })
   const state = el("span", { class: "vgd-state", role: "status" })
-  const progress = el("progress", { class: "vgd-progress", max: "1", "aria-label": t("detail.progress") })
+  const progress = el("progress", { class: "vg-progress vgd-progress", max: "1", "aria-label": t("detail.progress") })
   const facts = el("span", { class: "vgd-note" })
   const connection = el("span", { class: "vgd-connection", role: "status" })
-  const message = el("p", { class: "vgd-message", hidden: true })
+  const reason = el("span")
+  const link = (key, go) => el("button", { type: "button", class: "vg-link", hidden: true, on: { click: go } }, t(key))
+  const seeLog = link("detail.seeLog", () => show(null, { tab: "log" }))
+  const seeNewest = link("detail.seeNewest", () => show(store.order[0]))
+  const message = el("p", { class: "vgd-message", hidden: true }, reason, " ", seeLog, " ", seeNewest)
   const strip = warningStrip(context)
-  const tabs = TABS.map((tab) => el("button", { type: "button", role: "tab", id: `${id}-${tab}`, "aria-controls": `${id}-panel`, class: "vgd-tab", dataset: { tab }, on: { click: () => show(null, { tab }) } }, t(`detail.tab.${tab}`)))
-  const tablist = el("div", { class: "vgd-tabs", role: "tablist", "aria-label": t("detail.tabs"), on: { keydown: tabKey } }, tabs)
+  const tabs = TABS.map((tab) =>
+    el(
+      "button",
+      {
+        type: "button",
+        role: "tab",
+        id: `${id}-${tab}`,
+        "aria-controls": `${id}-panel`,
+        class: "vgd-tab",
+        dataset: { tab },
+        on: { click: () => show(null, { tab }) },
+      },
+      t(`detail.tab.${tab}`),
+    ),
+  )
+  const tablist = el(
+    "div",
+    { class: "vgd-tabs", role: "tablist", "aria-label": t("detail.tabs"), on: { keydown: tabKey } },
+    tabs,
+  )
+  const actions = actionBar({ ...context, open: null }, unfolded) // it is open
+  const bar = el("div", { class: "vgd-bar" }, tablist, actions.node)
   const body = el("div", { class: "vgd-panel", role: "tabpanel", id: `${id}-panel`, tabindex: "0" })
-  const root = el("div", { class: "vgrpo vgd" }, el("header", { class: "vgd-header" }, picker, state, progress, facts, connection), message, strip.node, tablist, body)
+  const header = el("header", { class: "vgd-header" }, picker, state, progress, facts, connection)
+  const root = el("div", { class: "vgrpo vgd" }, header, message, strip.node, bar, body)
   clear(element).append(root)
 
   // Which run, which tab
 
-  function follow({ iteration } = {}) {
+  function follow() {
     chosen.run ??= store.order[0] ?? null
     if (chosen.run !== shown.run) open(chosen.run)
     if (data && chosen.tab !== shown.tab) openTab()
-    if (iteration !== undefined) view?.show?.({ iteration })
+    if (chosen.iteration !== null && view?.show) {
+      view.show({ iteration: chosen.iteration })
+      chosen.iteration = null
+    }
     head()
   }
 
   function open(run) {
     close()
     shown = { run, tab: null }
-    if (!run) return void body.replaceChildren(el("p", { class: "vgd-empty" }, t(store.loaded ? "detail.none" : "detail.loading")))
+    if (!run)
+      return void body.replaceChildren(el("p", { class: "vgd-empty" }, t(store.loaded ? "detail.none" : "detail.loading")))
     data = store.open(run)
     offData = data.subscribe(changed)
     strip.follow(data)
@@ -130,34 +169,42 @@ function createPanel(element, context, gone) {
   }
 
   function head() {
+    const away = isGone()
     const entry = data && (store.runs.get(data.id) ?? data.detail)
-    for (const part of [state, progress, facts, tablist]) part.hidden = !data
+    for (const part of [state, facts, bar]) part.hidden = !data
+    progress.hidden = actions.node.hidden = !data || away
     runs()
     text(connection, store.connection === "reconnecting" ? t("connection.reconnecting") : "")
-    say(entry)
+    say(entry, away)
     if (!entry) return
-    text(state, t(`status.${entry.status}`))
-    state.dataset.status = entry.status
+    actions.update(entry)
+    text(state, away ? t("detail.deleted") : t(`status.${entry.status}`))
+    header.dataset.status = away ? "gone" : entry.status
     progress.max = Math.max(1, entry.iterations)
     progress.value = entry.iteration
     const parts = [t("detail.iterations", { iteration: entry.iteration, iterations: entry.iterations })]
-    if (Number.isFinite(entry.eta_s) && entry.status === "running") parts.push(t("detail.left", { time: duration(entry.eta_s) }))
+    if (Number.isFinite(entry.eta_s) && entry.status === "running" && !away)
+      parts.push(t("detail.left", { time: duration(entry.eta_s) }))
     else if (!isActiveStatus(entry.status) && entry.updated) parts.push(timeAgo(entry.updated))
     if (entry.base) parts.push(entry.base)
     text(facts, parts.join(" · "))
   }
 
+  /** Deleted while it was looked at: what is here is the last that was seen of it. */
+  function isGone() {
+    return Boolean(store.loaded && data?.detail && !store.runs.has(data.id))
+  }
+
   /** Why nothing moves, or nothing is here: the run's own message, or the server's. */
-  function say(entry) {
+  function say(entry, away) {
     const wrong = data?.error && !data.detail ? data.error.message : ""
-    const failure = entry && ["failed", "lost"].includes(entry.status)
-    const away = store.loaded && data?.detail && !store.runs.has(data.id)
+    const failure = Boolean(entry && !away && ["failed", "lost"].includes(entry.status))
     const words = wrong || (away ? t("detail.gone") : entry?.message) || (failure ? t(`detail.${entry.status}`) : "")
+    text(reason, words)
     message.hidden = !words
     message.classList.toggle("vgd-bad", Boolean(wrong || failure))
-    text(message, words)
-    if (failure && !wrong && chosen.tab !== "log")
-      message.append(" ", el("button", { type: "button", class: "vgd-link", on: { click: () => show(null, { tab: "log" }) } }, t("detail.seeLog")))
+    seeLog.hidden = !failure || Boolean(wrong) || chosen.tab === "log"
+    seeNewest.hidden = !(away || wrong) || !store.order.length
   }
 
   function runs() {
@@ -184,29 +231,11 @@ function createPanel(element, context, gone) {
   return {
     follow,
     destroy() {
-      gone()
+      forget()
       offStore()
       offTheme()
       close()
       root.remove()
     },
-  }
-}
-
-/** Calls fn when the page's colours may have changed: ComfyUI writes its palette into classes and styles of html and body. */
-function onTheme(fn) {
-  let timer = 0
-  const soon = () => {
-    clearTimeout(timer)
-    timer = setTimeout(fn, 150)
-  }
-  const watch = new MutationObserver(soon)
-  for (const node of [document.documentElement, document.body]) watch.observe(node, { attributes: true, attributeFilter: ["class", "style", "data-theme"] })
-  const dark = matchMedia("(prefers-color-scheme: dark)")
-  dark.addEventListener("change", soon)
-  return () => {
-    clearTimeout(timer)
-    watch.disconnect()
-    dark.removeEventListener("change", soon)
   }
 }

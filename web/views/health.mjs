@@ -1,9 +1,10 @@
 /** Whether the method itself is well: one chart for each sign, what is healthy beside it, and where the time goes. */
 
-import { el, text } from "../lib/dom.mjs"
+import { el, set, text } from "../lib/dom.mjs"
 import { duration, number } from "../lib/format.mjs"
 import { Chart } from "./chart.mjs"
 import { finite } from "./curve_math.mjs"
+import { check } from "./fields.mjs"
 import { loadPlotly } from "./plotly.mjs"
 import { swatch } from "./swatch.mjs"
 
@@ -42,21 +43,40 @@ export function mount(element, { backend, data, t }) {
       hoverTitle: t("curves.hover"),
       format: sign.small ? ".1e" : undefined,
       onZoom: (range) => figures.forEach((other) => other.chart.setRange(range)),
-      onError: (error) => { text(problem, error.message); problem.hidden = false },
+      onError: (error) => {
+        text(problem, error.message)
+        problem.hidden = false
+      },
     })
-    const log = el("input", { type: "checkbox", checked: isLog(), on: { change: () => { logChosen.set(sign.id, log.checked); chart.setLog(log.checked) } } })
-    const extra = sign.also ? el("p", { class: "vgd-legend" }, swatch("--vgd-2", "2 3", null, 1.6), t(`health.${sign.also}`)) : null
-    const node = el("figure", { class: "vgd-figure", dataset: { curve: sign.id } },
-      el("figcaption", null, el("span", { class: "vgd-title" }, t(`health.${sign.id}`)), value,
-        sign.times ? null : el("label", { class: "vgd-check" }, log, t("health.log"))),
-      place, el("p", { class: "vgd-note" }, t(`health.${sign.id}.note`)), sign.times ? timesLegend() : null, extra)
+    const log = check(t("health.log"), isLog(), (on) => {
+      logChosen.set(sign.id, on)
+      chart.setLog(on)
+    })
+    set(log.firstChild, { "aria-label": t("health.log.label", { name: t(`health.${sign.id}`) }) })
+    const extra = sign.also
+      ? el("p", { class: "vgd-legend" }, swatch("--vgd-2", "2 3", null, 1.6), t(`health.${sign.also}`))
+      : null
+    const node = el(
+      "figure",
+      { class: "vgd-figure", dataset: { curve: sign.id } },
+      el("figcaption", null, el("span", { class: "vgd-title" }, t(`health.${sign.id}`)), value, sign.times ? null : log),
+      place,
+      el("p", { class: "vgd-note" }, t(`health.${sign.id}.note`)),
+      sign.times ? timesLegend() : null,
+      extra,
+    )
     grid.append(node)
     return { sign, chart, value, node, extra }
   }
 
   function timesLegend() {
-    return el("ul", { class: "vgd-legend" },
-      TIMES.map((metric, i) => el("li", null, el("span", { class: ["vgd-area", `vgd-area-${i + 1}`], "aria-hidden": "true" }), t(`health.${metric}`))))
+    return el(
+      "ul",
+      { class: "vgd-legend" },
+      TIMES.map((metric, i) =>
+        el("li", null, el("span", { class: ["vgd-area", `vgd-area-${i + 1}`], "aria-hidden": "true" }), t(`health.${metric}`)),
+      ),
+    )
   }
 
   function draw() {
@@ -65,7 +85,16 @@ export function mount(element, { backend, data, t }) {
     grid.hidden = train.x.length === 0
     for (const { sign, chart, value, node, extra } of figures) {
       if (sign.times) {
-        chart.setLines(TIMES.map((metric, i) => ({ key: metric, name: t(`health.${metric}`), ...zeroed(train, metric), color: `--vgd-${i + 1}`, stacked: true, width: 1 })))
+        chart.setLines(
+          TIMES.map((metric, i) => ({
+            key: metric,
+            name: t(`health.${metric}`),
+            ...zeroed(train, metric),
+            color: `--vgd-${i + 1}`,
+            stacked: true,
+            width: 1,
+          })),
+        )
         text(value, duration(TIMES.reduce((sum, metric) => sum + (last(train, metric) ?? 0), 0)))
         continue
       }
@@ -75,7 +104,8 @@ export function mount(element, { backend, data, t }) {
       if (sign.also) {
         const second = finite(train, sign.also)
         extra.hidden = !second.y.some((amount) => amount > 0)
-        if (!extra.hidden) lines.push({ key: sign.also, name: t(`health.${sign.also}`), ...second, color: "--vgd-2", dash: "dot", width: 1.6 })
+        if (!extra.hidden)
+          lines.push({ key: sign.also, name: t(`health.${sign.also}`), ...second, color: "--vgd-2", dash: "dot", width: 1.6 })
       }
       chart.options.limits = limitsOf(sign)
       chart.setLines(lines)

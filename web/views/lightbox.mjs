@@ -1,7 +1,8 @@
 /** One picture as large as the window allows, with its prompt, seed and scores. A modal dialog: it holds the focus and gives it back. */
 
-import { clear, el, text } from "../lib/dom.mjs"
+import { clear, el, fill, text } from "../lib/dom.mjs"
 import { number, signed } from "../lib/format.mjs"
+import { check } from "./fields.mjs"
 import { pictureAt, scoresAt } from "./sample_list.mjs"
 import { wipeControl, wipePair } from "./wipe.mjs"
 
@@ -21,24 +22,82 @@ export function openLightbox({ backend, run, evaluations, at, before, wipe = fal
   let closed = false
   let asked = 0
   const stage = el("div", { class: "vgd-stage" })
+  stage.addEventListener("error", () => fill(stage, el("p", { class: "vgd-empty" }, t("samples.unreadable"))), true) // does not bubble
   const title = el("h2", { class: "vgd-light-title" })
   const facts = el("dl", { class: "vgd-facts" })
   const table = el("tbody")
-  const live = el("p", { class: "vgd-offscreen", "aria-live": "polite" })
+  const live = el("p", { class: "vg-offscreen", "aria-live": "polite" })
   const edge = wipeControl(stage, { label: t("samples.wipe.edge") })
-  const compare = el("input", { type: "checkbox", checked: wipe, on: { change: draw } })
-  const button = (key, sign, go, keys) => el("button", { type: "button", class: "vgd-button", "aria-label": t(`samples.light.${key}`), title: `${t(`samples.light.${key}`)} (${keys})`, on: { click: go } }, sign)
+  const compared = check(t("samples.light.compare", { iteration: evaluations[before].iteration }), wipe, draw)
+  const compare = compared.firstChild
+  const button = (key, sign, go, keys) =>
+    el(
+      "button",
+      {
+        type: "button",
+        class: "vg-button",
+        "aria-label": t(`samples.light.${key}`),
+        title: `${t(`samples.light.${key}`)} (${keys})`,
+        on: { click: go },
+      },
+      sign,
+    )
   const earlier = button("earlier", "←", () => step(-1), "←")
   const later = button("later", "→", () => step(1), "→")
-  const file = el("a", { class: "vgd-link", target: "_blank", rel: "noopener" }, t("samples.light.file"))
-  const close = el("button", { type: "button", class: "vgd-button vgd-close", on: { click: () => dialog.close() } }, t("samples.light.close"))
-  const dialog = el("dialog", { class: "vgrpo vgd vgd-light", "aria-label": t("samples.light.title"), on: { keydown: key, close: end, click: (event) => event.target === dialog && dialog.close() } },
-    el("div", { class: "vgd-light-inner" }, stage,
-      el("div", { class: "vgd-light-side" },
-        el("div", { class: "vgd-tools" }, earlier, later, button("previous", "↑", () => other(-1), "↑"), button("next", "↓", () => other(1), "↓"), close),
-        title, facts, el("label", { class: "vgd-check" }, compare, t("samples.light.compare", { iteration: evaluations[before].iteration })), edge,
-        el("table", { class: "vgd-table" }, el("thead", null, el("tr", null, el("th", { scope: "col" }, t("samples.reward")), el("th", { scope: "col" }, t("samples.score")), el("th", { scope: "col" }, t("samples.change", { iteration: evaluations[before].iteration })))), table),
-        file, live)))
+  const file = el("a", { class: "vg-link", target: "_blank", rel: "noopener" }, t("samples.light.file"))
+  const close = el(
+    "button",
+    { type: "button", class: "vg-button vgd-close", on: { click: () => dialog.close() } },
+    t("samples.light.close"),
+  )
+  const dialog = el(
+    "dialog",
+    {
+      class: "vgrpo vgd vgd-light",
+      "aria-label": t("samples.light.title"),
+      on: { keydown: key, close: end, click: (event) => event.target === dialog && dialog.close() },
+    },
+    el(
+      "div",
+      { class: "vgd-light-inner" },
+      stage,
+      el(
+        "div",
+        { class: "vgd-light-side" },
+        el(
+          "div",
+          { class: "vgd-tools" },
+          earlier,
+          later,
+          button("previous", "↑", () => other(-1), "↑"),
+          button("next", "↓", () => other(1), "↓"),
+          close,
+        ),
+        title,
+        facts,
+        compared,
+        edge,
+        el(
+          "table",
+          { class: "vgd-table" },
+          el(
+            "thead",
+            null,
+            el(
+              "tr",
+              null,
+              el("th", { scope: "col" }, t("samples.reward")),
+              el("th", { scope: "col" }, t("samples.score")),
+              el("th", { scope: "col" }, t("samples.change", { iteration: evaluations[before].iteration })),
+            ),
+          ),
+          table,
+        ),
+        file,
+        live,
+      ),
+    ),
+  )
   document.body.append(dialog)
   draw() // first: the browser focuses a button that can be pressed
   dialog.showModal()
@@ -57,14 +116,34 @@ export function openLightbox({ backend, run, evaluations, at, before, wipe = fal
       const url = backend.picture(run, picture.path)
       file.setAttribute("href", url)
       const name = t("samples.picture", { prompt: picture.prompt, iteration: evaluation.iteration, seed: picture.seed })
-      stage.append(edge.hidden ? el("img", { src: url, alt: name, class: "vgd-full" }) : wipePair(backend.picture(run, old.path), url, name))
-      for (const image of stage.querySelectorAll("img")) image.addEventListener("load", () => image.classList.toggle("vgd-pixels", image.naturalWidth < SMALL))
+      stage.append(
+        edge.hidden
+          ? el("img", { src: url, alt: name, class: "vgd-full" })
+          : wipePair(backend.picture(run, old.path), url, name),
+      )
+      for (const image of stage.querySelectorAll("img"))
+        image.addEventListener("load", () => image.classList.toggle("vgd-pixels", image.naturalWidth < SMALL))
     }
     file.hidden = !picture
     text(title, picture?.prompt ?? "")
-    for (const [word, value] of [["samples.iteration", evaluation.iteration], ["samples.seed", picture?.seed ?? "–"], ["samples.position", t("samples.positionOf", { row: at.row + 1, rows: evaluation.prompts.length, member: at.member + 1, members: evaluation.perPrompt })]])
+    for (const [word, value] of [
+      ["samples.iteration", evaluation.iteration],
+      ["samples.seed", picture?.seed ?? "–"],
+      [
+        "samples.position",
+        t("samples.positionOf", {
+          row: at.row + 1,
+          rows: evaluation.prompts.length,
+          member: at.member + 1,
+          members: evaluation.perPrompt,
+        }),
+      ],
+    ])
       facts.append(el("dt", null, t(word)), el("dd", null, value))
-    text(live, t("samples.picture", { prompt: picture?.prompt ?? "", iteration: evaluation.iteration, seed: picture?.seed ?? "" }))
+    text(
+      live,
+      t("samples.picture", { prompt: picture?.prompt ?? "", iteration: evaluation.iteration, seed: picture?.seed ?? "" }),
+    )
     showScores(evaluation)
   }
 
@@ -83,7 +162,15 @@ export function openLightbox({ backend, run, evaluations, at, before, wipe = fal
       clear(table)
       for (const [name, value] of scoresAt(now, evaluation, at.row, at.member)) {
         const change = Number.isFinite(value) && Number.isFinite(old.get(name)) ? signed(value - old.get(name)) : "–"
-        table.append(el("tr", null, el("th", { scope: "row" }, name), el("td", { class: "vgd-number" }, value === null ? t("samples.unscored") : number(value)), el("td", { class: "vgd-number" }, change)))
+        table.append(
+          el(
+            "tr",
+            null,
+            el("th", { scope: "row" }, name),
+            el("td", { class: "vgd-number" }, value === null ? t("samples.unscored") : number(value)),
+            el("td", { class: "vgd-number" }, change),
+          ),
+        )
       }
     } catch (error) {
       if (!closed && mine === asked) clear(table).append(el("tr", null, el("td", { colspan: "3" }, error.message)))

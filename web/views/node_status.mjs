@@ -11,7 +11,6 @@ import { statusSign } from "../lib/status.mjs"
 import { isActive } from "./run_actions.mjs"
 import { spark } from "./spark.mjs"
 
-
 /**
  * @param {object} context store, backend, t, open(runId, {tab, iteration})
  * @param {() => {run: string|null, shows: (path: string) => boolean}} ask which run this node shows now, and whether the node
@@ -31,12 +30,23 @@ export function createNodeStatus({ store, backend, t, open }, ask) {
   const curve = spark()
   const reward = el("span", { class: ["vg-node-facts", "vg-node-reward"] })
   const picture = el("img", { alt: "", decoding: "async", draggable: "false", on: { error: () => (grid.hidden = true) } })
-  const grid = el("button", { type: "button", class: "vg-thumb", hidden: true, on: { click: () => open(ask().run, { tab: "samples" }) } }, picture)
+  const grid = el(
+    "button",
+    { type: "button", class: "vg-thumb", hidden: true, on: { click: () => open(ask().run, { tab: "samples" }) } },
+    picture,
+  )
   const head = el("div", { class: "vg-node-head" }, badge, facts, more)
   const body = el("div", { class: "vg-node-body" }, el("div", { class: "vg-node-curve" }, bar, curve.element, reward), grid)
   const none = el("p", { class: "vg-node-none" })
   // widget-expands: Vue nodes then give the widget the height that is left.
-  const element = el("div", { class: ["vgrpo", "vg-node", "widget-expands"], role: "group", "aria-label": t("node.status") }, live, head, body, none)
+  const element = el(
+    "div",
+    { class: ["vgrpo", "vg-node", "widget-expands"], role: "group", "aria-label": t("node.status") },
+    live,
+    head,
+    body,
+    none,
+  )
 
   function update() {
     const { run: id, shows } = ask()
@@ -54,7 +64,8 @@ export function createNodeStatus({ store, backend, t, open }, ask) {
   function drawState(run) {
     text(sign, statusSign(run.status))
     text(state, t(`status.${run.status}`))
-    if (said !== null && said !== run.status) text(live, t("cards.changed", { name: run.name || run.id, status: t(`status.${run.status}`) }))
+    if (said !== null && said !== run.status)
+      text(live, t("cards.changed", { name: run.name || run.id, status: t(`status.${run.status}`) }))
     said = run.status
     const parts = [t("node.iteration", { iteration: run.iteration, iterations: run.iterations })]
     if (store.connection === "reconnecting") parts.push(t("node.reconnecting"))

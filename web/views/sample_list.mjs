@@ -14,7 +14,8 @@ export function evaluationsOf(detail) {
   let known = { prompts: [], seeds: [], seeds_per_prompt: 1, files: [] }
   let names = new Map()
   for (const entry of detail?.samples ?? []) {
-    for (const key of Object.keys(known)) if (entry[key] !== null && entry[key] !== undefined) known = { ...known, [key]: entry[key] }
+    for (const key of Object.keys(known))
+      if (entry[key] !== null && entry[key] !== undefined) known = { ...known, [key]: entry[key] }
     if (entry.files || !names.size) names = byPlace(known.files)
     found.push({
       iteration: entry.iteration,
@@ -45,7 +46,12 @@ export function pictureAt(evaluation, row, member) {
   const name = evaluation?.names.get(`${row},${member}`)
   if (!name) return null
   const seed = evaluation.seeds[row * evaluation.perPrompt + member]
-  return { path: `${evaluation.folder}/${name}`, prompt: evaluation.prompts[row] ?? "", seed: seed === undefined ? "" : String(seed), iteration: evaluation.iteration }
+  return {
+    path: `${evaluation.folder}/${name}`,
+    prompt: evaluation.prompts[row] ?? "",
+    seed: seed === undefined ? "" : String(seed),
+    iteration: evaluation.iteration,
+  }
 }
 
 /** The scores of one picture by reward; empty while they are not here. */
@@ -67,13 +73,16 @@ export function scoreSource(backend, runId) {
     if (evaluation.scores) return Promise.resolve(evaluation.scores)
     const key = evaluation.iteration
     if (!asked.has(key)) {
-      asked.set(key, backend.get(`/vgrpo/runs/${runId}/samples/${key}`).then(
-        (entry) => entry.scores ?? {},
-        (error) => {
-          asked.delete(key)
-          throw error
-        },
-      ))
+      asked.set(
+        key,
+        backend.get(`/vgrpo/runs/${runId}/samples/${key}`).then(
+          (entry) => entry.scores ?? {},
+          (error) => {
+            asked.delete(key)
+            throw error
+          },
+        ),
+      )
       if (asked.size > 64) asked.delete(asked.keys().next().value)
     }
     return asked.get(key)

@@ -6,12 +6,13 @@
 import { clear, el, text } from "../lib/dom.mjs"
 import { number } from "../lib/format.mjs"
 import { openLightbox } from "./lightbox.mjs"
+import { player } from "./player.mjs"
+import { sampleCell } from "./sample_cell.mjs"
 import { evaluationsOf, pictureAt, placeOf, scoresAt, scoreSource } from "./sample_list.mjs"
 import { virtualGrid } from "./virtual.mjs"
-import { wipeControl, wipePair } from "./wipe.mjs"
+import { wipeControl } from "./wipe.mjs"
 
 const MODES = ["all", "one", "wipe"]
-const PLAY_MS = 800
 const SCORES_MS = 150
 const CAPTION = 20
 const GAP = 6
@@ -32,29 +33,108 @@ export function mount(element, context) {
   let items = [] // {row, member} that are shown
   let grid = null
   let light = null
-  let playing = 0
 
-  const modes = el("div", { class: "vgd-segments", role: "radiogroup", "aria-label": t("samples.mode") },
-    MODES.map((mode) => el("label", null, el("input", { type: "radio", name: `vgd-mode-${data.id}`, value: mode, checked: mode === chosen.mode, on: { change: () => setMode(mode) } }), el("span", null, t(`samples.mode.${mode}`)))))
-  const slider = el("input", { type: "range", min: "0", max: "0", step: "1", "aria-label": t("samples.iteration"), class: "vgd-wide", on: { input: () => { stop(); go(Number(slider.value)) } } })
+  const modes = el(
+    "div",
+    { class: "vgd-segments", role: "radiogroup", "aria-label": t("samples.mode") },
+    MODES.map((mode) =>
+      el(
+        "label",
+        null,
+        el("input", {
+          type: "radio",
+          name: `vgd-mode-${data.id}`,
+          value: mode,
+          checked: mode === chosen.mode,
+          on: { change: () => setMode(mode) },
+        }),
+        el("span", null, t(`samples.mode.${mode}`)),
+      ),
+    ),
+  )
+  const slider = el("input", {
+    type: "range",
+    min: "0",
+    max: "0",
+    step: "1",
+    "aria-label": t("samples.iteration"),
+    class: "vgd-wide",
+    on: {
+      input: () => {
+        play.stop()
+        go(Number(slider.value))
+      },
+    },
+  })
   const shownIteration = el("output", { class: "vgd-number vgd-iteration" })
-  const play = el("button", { type: "button", class: "vgd-button vgd-play", on: { click: () => (playing ? stop() : start()) } })
-  const seed = el("select", { on: { change: () => { chosen.seed = seed.value; arrange() } } })
+  const play = player({ at: () => ({ place, last: evaluations.length - 1 }), go, t })
+  const seed = el("select", {
+    class: "vg-input",
+    on: {
+      change: () => {
+        chosen.seed = seed.value
+        arrange()
+      },
+    },
+  })
   const seedField = el("label", { class: "vgd-field" }, t("samples.seeds"), seed)
-  const before = el("select", { on: { change: () => { chosen.before = Number(before.value); grid?.refresh() } } })
+  const before = el("select", {
+    class: "vg-input",
+    on: {
+      change: () => {
+        chosen.before = Number(before.value)
+        grid?.refresh()
+      },
+    },
+  })
   const beforeField = el("label", { class: "vgd-field" }, t("samples.before"), before)
-  const size = el("input", { type: "range", class: "vgd-narrow", min: "64", max: "320", step: "16", "aria-label": t("samples.size"), value: String(chosen.size), on: { input: () => { chosen.size = Number(size.value); arrange() } } })
+  const size = el("input", {
+    type: "range",
+    class: "vgd-narrow",
+    min: "64",
+    max: "320",
+    step: "16",
+    "aria-label": t("samples.size"),
+    value: String(chosen.size),
+    on: {
+      input: () => {
+        chosen.size = Number(size.value)
+        arrange()
+      },
+    },
+  })
   const area = el("div", { class: "vgd-samples" })
-  const edge = wipeControl(area, { label: t("samples.wipe.edge"), value: chosen.wipe, change: (value) => { chosen.wipe = value } })
+  const edge = wipeControl(area, {
+    label: t("samples.wipe.edge"),
+    value: chosen.wipe,
+    change: (value) => {
+      chosen.wipe = value
+    },
+  })
   const edgeField = el("label", { class: "vgd-field" }, t("samples.wipe.edge"), edge)
   const problem = el("p", { class: "vgd-problem", role: "status", hidden: true })
-  const send = graph && backend.can.graph ? el("button", { type: "button", class: "vgd-button", on: { click: sendGrid } }, t("samples.send")) : null
+  const send =
+    graph && backend.can.graph
+      ? el("button", { type: "button", class: "vg-button", on: { click: sendGrid } }, t("samples.send"))
+      : null
   const empty = el("p", { class: "vgd-empty" })
   element.classList.add("vgd-filled")
   element.append(
-    el("div", { class: "vgd-tools" }, modes, el("span", { class: "vgd-field vgd-grow" }, play, slider, shownIteration), seedField, beforeField, edgeField,
-      el("label", { class: "vgd-field" }, t("samples.size"), size), send),
-    problem, empty, area)
+    el(
+      "div",
+      { class: "vgd-tools" },
+      modes,
+      el("span", { class: "vgd-field vgd-grow" }, play.node, slider, shownIteration),
+      seedField,
+      beforeField,
+      edgeField,
+      el("label", { class: "vgd-field" }, t("samples.size"), size),
+      send,
+    ),
+    problem,
+    empty,
+    area,
+  )
 
   // What there is
 
@@ -64,12 +144,12 @@ export function mount(element, context) {
     const old = place
     evaluations = evaluationsOf(data.detail)
     empty.hidden = evaluations.length > 0
-    text(empty, t(data.loading && !data.detail ? "detail.loading" : "samples.empty"))
+    text(empty, t(data.detail ? "samples.empty" : "detail.loading"))
     slider.max = String(Math.max(0, evaluations.length - 1))
     for (const part of [area, element.firstChild]) part.hidden = !evaluations.length
     if (!evaluations.length) return
     if (first) place = chosen.iteration === null ? evaluations.length - 1 : placeOf(evaluations, chosen.iteration)
-    else if (wasLast && !playing && !light) place = evaluations.length - 1
+    else if (wasLast && !play.playing() && !light) place = evaluations.length - 1
     place = Math.min(place, evaluations.length - 1)
     choices()
     if (first || !grid) arrange()
@@ -82,12 +162,21 @@ export function mount(element, context) {
     const members = evaluations[0].perPrompt
     seedField.hidden = members < 2
     if (seed.options.length !== members + 1) {
-      clear(seed).append(el("option", { value: "all" }, t("samples.seeds.all")), ...Array.from({ length: members }, (_, i) => el("option", { value: String(i) }, t("samples.seeds.one", { number: i + 1 }))))
+      clear(seed).append(
+        el("option", { value: "all" }, t("samples.seeds.all")),
+        ...Array.from({ length: members }, (_, i) =>
+          el("option", { value: String(i) }, t("samples.seeds.one", { number: i + 1 })),
+        ),
+      )
       seed.value = chosen.seed !== "all" && Number(chosen.seed) >= members ? "all" : chosen.seed
     }
     if (before.options.length !== evaluations.length) {
       chosen.before = Math.min(chosen.before, evaluations.length - 1)
-      clear(before).append(...evaluations.map((evaluation, i) => el("option", { value: String(i) }, t("samples.iterationN", { iteration: evaluation.iteration }))))
+      clear(before).append(
+        ...evaluations.map((evaluation, i) =>
+          el("option", { value: String(i) }, t("samples.iterationN", { iteration: evaluation.iteration })),
+        ),
+      )
       before.value = String(chosen.before)
     }
   }
@@ -111,8 +200,17 @@ export function mount(element, context) {
     for (const field of [beforeField, edgeField]) field.hidden = chosen.mode !== "wipe"
     const unit = { width: chosen.size + GAP, height: chosen.size + CAPTION + GAP }
     grid = table
-      ? virtualGrid(area, { label: t("samples.grid"), cell: (row, column) => tableCell(items[row], column), side: (row) => sideCell(items[row], members.length), head: headCell })
-      : virtualGrid(area, { label: t("samples.grid"), cell: (row, column) => itemCell(items[row * wrap() + column]), exists: (row, column) => row * wrap() + column < items.length })
+      ? virtualGrid(area, {
+          label: t("samples.grid"),
+          cell: (row, column) => tableCell(items[row], column),
+          side: (row) => sideCell(items[row], members.length),
+          head: headCell,
+        })
+      : virtualGrid(area, {
+          label: t("samples.grid"),
+          cell: (row, column) => itemCell(items[row * wrap() + column]),
+          exists: (row, column) => row * wrap() + column < items.length,
+        })
     if (table) grid.resize({ ...unit, rows: items.length, columns: evaluations.length, sideWidth: SIDE, headHeight: HEAD })
     else rewrap()
     grid.refresh()
@@ -132,60 +230,66 @@ export function mount(element, context) {
   }
 
   const watch = new ResizeObserver(() => {
-    if (grid && chosen.mode !== "all" && Math.max(1, Math.floor((area.clientWidth - 14) / (chosen.size + GAP))) !== columns) rewrap()
+    if (grid && chosen.mode !== "all" && Math.max(1, Math.floor((area.clientWidth - 14) / (chosen.size + GAP))) !== columns)
+      rewrap()
   })
   watch.observe(area)
 
+  /** A cell of the grid. placeNow: whose picture it has; before: whose picture lies under it. */
+  function cell(item, placeNow, { before = null, caption = null } = {}) {
+    const { node, paint } = sampleCell({
+      item,
+      evaluation: () => evaluations[placeNow()],
+      before,
+      address: (path) => backend.picture(data.detail, path),
+      caption,
+      open: () => enlarge(item, placeNow()),
+      t,
+    })
+    painters.set(node, paint)
+    return node
+  }
+
   function tableCell(item, column) {
-    const node = cell(item, () => column, (evaluation) => picture(evaluation, item), null)
+    const node = cell(item, () => column)
     node.classList.toggle("vgd-current", column === place)
     setTimeout(() => node.isConnected && fillCaption(node, column, item), SCORES_MS) // not for what is only scrolled past
     return node
   }
 
   function itemCell(item) {
-    const wiped = chosen.mode === "wipe"
-    const node = cell(item, () => place, (evaluation) => (wiped ? pair(evaluation, item) : picture(evaluation, item)), evaluations[0].prompts[item.row])
-    return node
-  }
-
-  function cell(item, placeNow, content, prompt) {
-    const box = el("span", { class: "vgd-thumb" })
-    const node = el("button", { type: "button", class: "vgd-cell", on: { click: () => enlarge(item, placeNow()) } }, box, el("span", { class: "vgd-caption" }, prompt))
-    if (prompt) node.title = prompt
-    const paint = () => {
-      const evaluation = evaluations[placeNow()]
-      const known = pictureAt(evaluation, item.row, item.member)
-      node.setAttribute("aria-label", known ? t("samples.picture", { prompt: known.prompt, iteration: evaluation.iteration, seed: known.seed }) : t("samples.missing"))
-      const image = box.querySelector(".vgd-wipe-after, .vgd-plain")
-      if (image && known) image.src = backend.picture(data.detail, known.path) // the old picture stays until the new one is there
-      else clear(box).append(content(evaluation))
-    }
-    painters.set(node, paint)
-    paint()
-    return node
-  }
-
-  function picture(evaluation, item) {
-    const known = pictureAt(evaluation, item.row, item.member)
-    return known ? el("img", { class: "vgd-plain", src: backend.picture(data.detail, known.path), alt: "", decoding: "async", draggable: "false" }) : el("span", { class: "vgd-gap" }, "–")
-  }
-
-  function pair(evaluation, item) {
-    const old = pictureAt(evaluations[chosen.before], item.row, item.member)
-    const now = pictureAt(evaluation, item.row, item.member)
-    if (!old || !now) return picture(evaluation, item)
-    return wipePair(backend.picture(data.detail, old.path), backend.picture(data.detail, now.path))
+    const before = chosen.mode === "wipe" ? () => evaluations[chosen.before] : null
+    return cell(item, () => place, { before, caption: evaluations[0].prompts[item.row] })
   }
 
   function sideCell(item, members) {
     const prompt = evaluations[0].prompts[item.row] ?? ""
-    return el("div", { class: "vgd-row-label", title: prompt }, el("span", null, prompt), members > 1 ? el("small", null, t("samples.seeds.one", { number: item.member + 1 })) : null)
+    return el(
+      "div",
+      { class: "vgd-row-label", title: prompt },
+      el("span", null, prompt),
+      members > 1 ? el("small", null, t("samples.seeds.one", { number: item.member + 1 })) : null,
+    )
   }
 
   function headCell(column) {
     const { iteration } = evaluations[column]
-    const node = el("button", { type: "button", tabindex: "-1", class: "vgd-column", "aria-label": t("samples.iterationN", { iteration }), on: { click: () => { stop(); go(column) } } }, iteration)
+    const node = el(
+      "button",
+      {
+        type: "button",
+        tabindex: "-1",
+        class: "vgd-column",
+        "aria-label": t("samples.iterationN", { iteration }),
+        on: {
+          click: () => {
+            play.stop()
+            go(column)
+          },
+        },
+      },
+      iteration,
+    )
     node.classList.toggle("vgd-current", column === place)
     return node
   }
@@ -235,7 +339,7 @@ export function mount(element, context) {
   /** The pictures that play shows next, so that it does not flicker. */
   function preload(next) {
     const evaluation = evaluations[next]
-    if (!evaluation || !playing) return
+    if (!evaluation || !play.playing()) return
     grid.each((_, row, column) => {
       const item = items[row * wrap() + column]
       const known = item && pictureAt(evaluation, item.row, item.member)
@@ -243,32 +347,18 @@ export function mount(element, context) {
     })
   }
 
-  function start() {
-    if (place >= evaluations.length - 1) go(0)
-    playing = setInterval(() => {
-      if (place >= evaluations.length - 1) stop()
-      else go(place + 1)
-    }, PLAY_MS)
-    said()
-    preload(place + 1)
-  }
-
-  function stop() {
-    clearInterval(playing)
-    playing = 0
-    said()
-  }
-
-  function said() {
-    text(play, playing ? `❚❚ ${t("samples.stop")}` : `▶ ${t("samples.play")}`)
-  }
-
   // One picture, and back into the graph
 
   function enlarge(item, from) {
-    stop()
+    play.stop()
     light = openLightbox({
-      backend, run: data.detail, evaluations, t, scores, before: Math.min(chosen.before, evaluations.length - 1), wipe: chosen.mode === "wipe",
+      backend,
+      run: data.detail,
+      evaluations,
+      t,
+      scores,
+      before: Math.min(chosen.before, evaluations.length - 1),
+      wipe: chosen.mode === "wipe",
       at: { place: from, row: item.row, member: item.member },
       onClose: (at) => {
         light = null
@@ -299,7 +389,6 @@ export function mount(element, context) {
     }
   }
 
-  said()
   read()
   return {
     update(kinds) {
@@ -311,7 +400,7 @@ export function mount(element, context) {
       if (evaluations.length) go(placeOf(evaluations, iteration))
     },
     destroy() {
-      stop()
+      play.stop()
       light?.close()
       watch.disconnect()
       grid?.destroy()

@@ -13,7 +13,12 @@ const PAD = 3
 export function spark(name = "") {
   const area = svg("path", { class: "vg-spark-area" })
   const line = svg("path", { class: "vg-spark-line", "vector-effect": "non-scaling-stroke" })
-  const root = svg("svg", { class: ["vg-spark", name], role: "img", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none" }, area, line)
+  const root = svg(
+    "svg",
+    { class: ["vg-spark", name], role: "img", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none" },
+    area,
+    line,
+  )
   let drawn = null
   return {
     element: root,
@@ -61,7 +66,10 @@ function scale(points, known) {
   const span = Math.max(...known) - low
   const step = points.length > 1 ? (WIDTH - 2 * PAD) / (points.length - 1) : 0
   // A flat curve lies in the middle, not on the floor.
-  return (at, value) => [round(PAD + at * step), round(span > 0 ? HEIGHT - PAD - ((value - low) / span) * (HEIGHT - 2 * PAD) : HEIGHT / 2)]
+  return (at, value) => [
+    round(PAD + at * step),
+    round(span > 0 ? HEIGHT - PAD - ((value - low) / span) * (HEIGHT - 2 * PAD) : HEIGHT / 2),
+  ]
 }
 
 function round(x) {

@@ -13,7 +13,18 @@ const MARKS = {
 /** A piece of a line as it is in the chart. */
 export function swatch(color, strokes, marker, width) {
   const paint = { stroke: `var(${color})` }
-  return svg("svg", { class: "vgd-swatch", viewBox: "0 0 28 16", width: "28", height: "16", "aria-hidden": "true" },
-    svg("line", { x1: "1", y1: "8", x2: "27", y2: "8", "stroke-width": String(width), ...(strokes ? { "stroke-dasharray": strokes } : {}), style: paint }),
-    marker ? svg("path", { d: MARKS[marker], style: { fill: `var(${color})` } }) : null)
+  return svg(
+    "svg",
+    { class: "vgd-swatch", viewBox: "0 0 28 16", width: "28", height: "16", "aria-hidden": "true" },
+    svg("line", {
+      x1: "1",
+      y1: "8",
+      x2: "27",
+      y2: "8",
+      "stroke-width": String(width),
+      ...(strokes ? { "stroke-dasharray": strokes } : {}),
+      style: paint,
+    }),
+    marker ? svg("path", { d: MARKS[marker], style: { fill: `var(${color})` } }) : null,
+  )
 }

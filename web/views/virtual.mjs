@@ -17,9 +17,19 @@ const AROUND = 1 // cells beyond each edge, so that slow scrolling shows no hole
  *   destroy: () => void}}
  */
 export function virtualGrid(element, { label, cell, side = null, head = null, exists = () => true }) {
-  const layers = { head: el("div", { class: "vgd-v-head" }), side: el("div", { class: "vgd-v-side" }), body: el("div", { class: "vgd-v-body" }) }
-  const node = el("div", { class: "vgd-v", role: "group", "aria-label": label },
-    side && head ? el("div", { class: "vgd-v-corner", "aria-hidden": "true" }) : null, head ? layers.head : null, side ? layers.side : null, layers.body)
+  const layers = {
+    head: el("div", { class: "vgd-v-head" }),
+    side: el("div", { class: "vgd-v-side" }),
+    body: el("div", { class: "vgd-v-body" }),
+  }
+  const node = el(
+    "div",
+    { class: "vgd-v", role: "group", "aria-label": label },
+    side && head ? el("div", { class: "vgd-v-corner", "aria-hidden": "true" }) : null,
+    head ? layers.head : null,
+    side ? layers.side : null,
+    layers.body,
+  )
   const shown = { head: new Map(), side: new Map(), body: new Map() }
   let size = { rows: 0, columns: 0, width: 1, height: 1, sideWidth: 0, headHeight: 0 }
   let active = { row: 0, column: 0 }
@@ -64,7 +74,10 @@ export function virtualGrid(element, { label, cell, side = null, head = null, ex
   function window() {
     const wide = node.clientWidth - (side ? size.sideWidth : 0)
     const high = node.clientHeight - (head ? size.headHeight : 0)
-    const span = (from, length, unit, count) => [Math.max(0, Math.floor(from / unit) - AROUND), Math.min(count, Math.ceil((from + Math.max(0, length)) / unit) + AROUND)]
+    const span = (from, length, unit, count) => [
+      Math.max(0, Math.floor(from / unit) - AROUND),
+      Math.min(count, Math.ceil((from + Math.max(0, length)) / unit) + AROUND),
+    ]
     const [top, bottom] = span(node.scrollTop, high, size.height, size.rows)
     const [left, right] = span(node.scrollLeft, wide, size.width, size.columns)
     return { top, bottom, left, right }
@@ -74,12 +87,15 @@ export function virtualGrid(element, { label, cell, side = null, head = null, ex
     if (!node.clientHeight) return
     const { top, bottom, left, right } = window()
     const wanted = new Map()
-    for (let row = top; row < bottom; row += 1) for (let column = left; column < right; column += 1) if (exists(row, column)) wanted.set(`${row},${column}`, [row, column])
+    for (let row = top; row < bottom; row += 1)
+      for (let column = left; column < right; column += 1)
+        if (exists(row, column)) wanted.set(`${row},${column}`, [row, column])
     sync("body", wanted, ([row, column]) => place(cell(row, column), row, column))
     if (side) sync("side", range(top, bottom), (row) => at(side(row), { top: row * size.height, height: size.height }))
     if (head) sync("head", range(left, right), (column) => at(head(column), { left: column * size.width, width: size.width }))
     for (const [key, item] of shown.body) item.tabIndex = key === `${active.row},${active.column}` ? 0 : -1
-    if (![...shown.body.values()].some((item) => item.tabIndex === 0)) shown.body.values().next().value?.setAttribute("tabindex", "0")
+    if (![...shown.body.values()].some((item) => item.tabIndex === 0))
+      shown.body.values().next().value?.setAttribute("tabindex", "0")
   }
 
   function place(item, row, column) {
@@ -104,7 +120,16 @@ export function virtualGrid(element, { label, cell, side = null, head = null, ex
 
   function move(event) {
     const page = Math.max(1, Math.floor(node.clientHeight / size.height) - 1)
-    const by = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0], PageUp: [-page, 0], PageDown: [page, 0], Home: [0, -size.columns], End: [0, size.columns] }[event.key]
+    const by = {
+      ArrowLeft: [0, -1],
+      ArrowRight: [0, 1],
+      ArrowUp: [-1, 0],
+      ArrowDown: [1, 0],
+      PageUp: [-page, 0],
+      PageDown: [page, 0],
+      Home: [0, -size.columns],
+      End: [0, size.columns],
+    }[event.key]
     if (!by || event.altKey || event.ctrlKey || event.metaKey || event.target.matches("input")) return
     event.preventDefault()
     event.stopPropagation() // the page around has keys of its own

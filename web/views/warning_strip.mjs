@@ -17,9 +17,9 @@ export function warningStrip({ t }) {
   let data = null
   let timer = 0
   let last = ""
-  const said = el("p", { class: "vgd-offscreen", role: "status" })
+  const said = el("p", { class: "vg-offscreen", role: "status" })
   const list = el("ul", { class: "vgd-warnings", "aria-label": t("warnings.title"), hidden: true })
-  const more = el("button", { type: "button", class: "vgd-link vgd-more", hidden: true, on: { click: toggle } })
+  const more = el("button", { type: "button", class: "vg-link vgd-more", hidden: true, on: { click: toggle } })
   const node = el("div", { class: "vgd-strip" }, said, list, more)
 
   function toggle() {
@@ -31,7 +31,9 @@ export function warningStrip({ t }) {
   function fold() {
     const all = wide.has(data?.id)
     const others = list.children.length - 1
-    Array.from(list.children).forEach((item, i) => { item.hidden = i > 0 && !all })
+    Array.from(list.children).forEach((item, i) => {
+      item.hidden = i > 0 && !all
+    })
     more.hidden = others < 1
     more.setAttribute("aria-expanded", String(all))
     text(more, all ? t("warnings.fewer") : t(others === 1 ? "warnings.more.one" : "warnings.more", { count: others }))
@@ -40,7 +42,10 @@ export function warningStrip({ t }) {
   function look() {
     timer = 0
     const found = data
-      ? findWarnings(data.series, { clipEps: data.config?.clip_eps ?? null, trained: Object.keys(data.config?.rewards ?? {}) }).filter(({ kind }) => !dismissed.has(`${data.id} ${kind}`))
+      ? findWarnings(data.series, {
+          clipEps: data.config?.clip_eps ?? null,
+          trained: Object.keys(data.config?.rewards ?? {}),
+        }).filter(({ kind }) => !dismissed.has(`${data.id} ${kind}`))
       : []
     const now = JSON.stringify([data?.id, found])
     if (now === last) return
@@ -62,10 +67,37 @@ export function warningStrip({ t }) {
 
   function item(finding) {
     const key = `${data.id} ${finding.kind}`
-    const details = el("details", { open: unfolded.has(key), on: { toggle: () => unfolded[details.open ? "add" : "delete"](key) } },
-      el("summary", null, el("span", { class: "vgd-mark", role: "img", "aria-label": t(`warnings.level.${finding.level}`) }, MARKS[finding.level]), el("span", { class: "vgd-warning-what" }, what(finding))),
-      el("p", null, el("strong", null, t("warnings.try")), " ", t(`warnings.${finding.kind}.try`)))
-    const hide = el("button", { type: "button", class: "vgd-icon", "aria-label": t("warnings.dismiss.label", { title: what(finding) }), title: t("warnings.dismiss"), on: { click: () => { dismissed.add(key); look() } } }, "×")
+    const details = el(
+      "details",
+      { open: unfolded.has(key), on: { toggle: () => unfolded[details.open ? "add" : "delete"](key) } },
+      el(
+        "summary",
+        null,
+        el(
+          "span",
+          { class: "vgd-mark", role: "img", "aria-label": t(`warnings.level.${finding.level}`) },
+          MARKS[finding.level],
+        ),
+        el("span", { class: "vgd-warning-what" }, what(finding)),
+      ),
+      el("p", null, el("strong", null, t("warnings.try")), " ", t(`warnings.${finding.kind}.try`)),
+    )
+    const hide = el(
+      "button",
+      {
+        type: "button",
+        class: "vg-icon",
+        "aria-label": t("warnings.dismiss.label", { title: what(finding) }),
+        title: t("warnings.dismiss"),
+        on: {
+          click: () => {
+            dismissed.add(key)
+            look()
+          },
+        },
+      },
+      "×",
+    )
     return el("li", { class: `vgd-warning vgd-level-${finding.level}`, dataset: { kind: finding.kind } }, details, hide)
   }
 

@@ -10,7 +10,13 @@ import { el } from "../lib/dom.mjs"
  */
 export function wipePair(before, after, name = "") {
   const picture = (src, kind) => el("img", { class: `vgd-wipe-${kind}`, src, alt: "", decoding: "async", draggable: "false" })
-  return el("span", { class: "vgd-wipe", ...(name ? { role: "img", "aria-label": name } : { "aria-hidden": "true" }) }, picture(after, "after"), picture(before, "before"), el("span", { class: "vgd-wipe-edge", "aria-hidden": "true" }))
+  return el(
+    "span",
+    { class: "vgd-wipe", ...(name ? { role: "img", "aria-label": name } : { "aria-hidden": "true" }) },
+    picture(after, "after"),
+    picture(before, "before"),
+    el("span", { class: "vgd-wipe-edge", "aria-hidden": "true" }),
+  )
 }
 
 /**
@@ -20,7 +26,16 @@ export function wipePair(before, after, name = "") {
  * @returns {HTMLInputElement}
  */
 export function wipeControl(element, { label, value = 50, change = () => {} }) {
-  const slider = el("input", { type: "range", min: "0", max: "100", step: "1", value: String(value), "aria-label": label, class: "vgd-wipe-slider", on: { input: () => set(Number(slider.value)) } })
+  const slider = el("input", {
+    type: "range",
+    min: "0",
+    max: "100",
+    step: "1",
+    value: String(value),
+    "aria-label": label,
+    class: "vgd-wipe-slider",
+    on: { input: () => set(Number(slider.value)) },
+  })
   function set(next) {
     slider.value = String(next)
     element.style.setProperty("--wipe", `${next}%`)

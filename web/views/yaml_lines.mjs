@@ -10,22 +10,25 @@ const FIRST = 6
  */
 export function marked(yaml, changed) {
   const path = [] // {indent, key} of the mappings around the line
-  return yaml.replace(/\n$/, "").split("\n").map((text) => {
-    const found = /^( *)([A-Za-z0-9_]+):(?: |$)/.exec(text)
-    const entry = /^ *- /.test(text) || (!found && /^ +\S/.test(text))
-    if (!found) return { text, entry }
-    const indent = found[1].length
-    while (path.length && path[path.length - 1].indent >= indent) path.pop()
-    path.push({ indent, key: found[2] })
-    const key = path.map((part) => part.key).join(".")
-    return changed.has(key) ? { text, entry, preset: changed.get(key) } : { text, entry }
-  })
+  return yaml
+    .replace(/\n$/, "")
+    .split("\n")
+    .map((text) => {
+      const found = /^( *)([A-Za-z0-9_]+):(?: |$)/.exec(text)
+      const entry = /^ *- /.test(text) || (!found && /^ +\S/.test(text))
+      if (!found) return { text, entry }
+      const indent = found[1].length
+      while (path.length && path[path.length - 1].indent >= indent) path.pop()
+      path.push({ indent, key: found[2] })
+      const key = path.map((part) => part.key).join(".")
+      return changed.has(key) ? { text, entry, preset: changed.get(key) } : { text, entry }
+    })
 }
 
 /** The same with the ends of long lists replaced by {folded: lines}. */
 export function fold(lines) {
   const out = []
-  for (let i = 0; i < lines.length; ) {
+  for (let i = 0; i < lines.length;) {
     let end = i
     while (end < lines.length && lines[end].entry) end += 1
     if (end - i > LONG) {
