@@ -10,12 +10,13 @@ from . import runs
 from .config import RunConfig
 from .errors import one_line
 from .evaluation import Evaluation
-from .lora import export_lora, linear_shapes
+from .lora import export_lora, layer_shapes
 from .report import save_before_after, save_curve
 from .runs import RunDir
 from .samples import load_evaluation, null_for_nan
 
 if TYPE_CHECKING:
+    from .policies.base import Policy
     from .setup import Bench
     from .training import Position
 
@@ -32,7 +33,7 @@ def finish(
     metadata = export_metadata(
         run,
         config,
-        bench.policy.title,
+        bench.policy,
         position.iteration,
         base.get("eval/total/mean"),
         position.evaluated.get("eval/total/mean"),
@@ -40,7 +41,7 @@ def finish(
     path = export_lora(
         learner.average or learner.adapter.snapshot(),
         run.lora_dir / f"{run.id}.safetensors",
-        network=linear_shapes(bench.policy.denoiser),
+        network=layer_shapes(bench.policy.denoiser),
         family=bench.policy.family,
         metadata=metadata,
     )
@@ -57,12 +58,14 @@ def finish(
 
 
 def export_metadata(
-    run: RunDir, config: RunConfig, base: str, iteration: int, before: float | None, after: float | None
+    run: RunDir, config: RunConfig, policy: Policy, iteration: int, before: float | None, after: float | None
 ) -> dict[str, str]:
     """What an exported file says about its run; rewards are held-out means of the weighted total."""
     rewards = ", ".join(f"{name} x {weight:g}" for name, weight in config.reward_weights().items())
     metadata = {
-        "base": base,
+        "base": policy.title,
+        "resolution": f"{config.rollout.width}x{config.rollout.height}",
+        **policy.lora_facts(),
         "config_hash": config.digest(),
         "iteration": str(iteration),
         "run": run.id,
