@@ -1,13 +1,13 @@
 """Writes workflows/*.json and their thumbnails: `python docs/make_workflows.py [--graphs-only]`, from the repository's root.
 
-The node definitions come from a real ComfyUI server (the tests' one), and each thumbnail shows what its workflow made when it
-was run there: about five minutes on two CPU cores.
+The node definitions come from a real ComfyUI server (the tests' one), and a thumbnail shows what its workflow made when it was
+run there: about five minutes on two CPU cores. Workflows 4 and 5 need models that the user fetches: theirs show
+the graph.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 from pathlib import Path
@@ -15,99 +15,22 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from PIL import Image, ImageDraw, ImageFont
+from workflow_graph import BLUE, BROWN, FOLDER, GREEN, Graph
+from workflow_models import flux_rewards, sdxl_preference
+from workflow_thumbnails import draw_graph, pictures, thumbnail
 
-from tests.comfyui.graph import definitions, find, has_control, is_widget, to_prompt
-from tests.comfyui.server import Client, ComfyServer, serving
+from tests.comfyui.graph import find, to_prompt
+from tests.comfyui.server import ComfyServer, serving
 
-FOLDER = Path(__file__).parents[1] / "workflows"
-THUMBNAIL = (640, 400)
 NO_RUN = "(no run yet)"
-BLUE, GREEN, BROWN = "#223", "#232", "#332922"
-
-
-class Graph:
-    """A graph in the page's own format. Nodes know their definition, so values and links are given by name."""
-
-    def __init__(self, object_info: dict[str, Any]) -> None:
-        self.info = object_info
-        self.nodes: list[dict[str, Any]] = []
-        self.links: list[list[Any]] = []
-        self.groups: list[dict[str, Any]] = []
-
-    def add(
-        self, kind: str, at: tuple[int, int], size: tuple[int, int], title: str = "", color: str = "", **inputs: Any
-    ) -> int:
-        """Adds a node and returns its id. An input is a value, or (id, output's name) for a link; others have their default."""
-        info, number = self.info[kind], len(self.nodes) + 1
-        sockets, values = [], []
-        for name, kind_of, options in definitions(info):
-            given = inputs.pop(name, None)
-            shown = "COMBO" if isinstance(kind_of, list) else kind_of
-            socket: dict[str, Any] = {"name": name, "type": shown, "link": None}
-            if is_widget(kind_of, options):
-                socket["widget"] = {"name": name}
-                first = kind_of[0] if isinstance(kind_of, list) and kind_of else options.get("options", [None])[0]
-                values.append(given if given is not None and not isinstance(given, tuple) else options.get("default", first))
-                if has_control(name, kind_of, options):
-                    values.append("fixed")
-            if isinstance(given, tuple):
-                socket["link"] = self._link(given, number, len(sockets))
-            sockets.append(socket)
-        assert not inputs, f"{kind} has no inputs {list(inputs)}"
-        outputs = [
-            {"name": name, "type": "COMBO" if isinstance(kind_of, list) else kind_of, "links": [], "slot_index": slot}
-            for slot, (name, kind_of) in enumerate(zip(info["output_name"], info["output"], strict=True))
-        ]
-        self._node(number, kind, at, size, title, color, sockets, outputs, values)
-        return number
-
-    def note(self, text: str, at: tuple[int, int], size: tuple[int, int]) -> None:
-        self._node(len(self.nodes) + 1, "MarkdownNote", at, size, "Read me", "#432", [], [], [text])
-
-    def group(self, title: str, box: tuple[int, int, int, int], color: str = "#3f789e") -> None:
-        new = {"id": len(self.groups) + 1, "title": title, "bounding": list(box), "color": color, "font_size": 24, "flags": {}}
-        self.groups.append(new)
-
-    def save(self, name: str) -> dict[str, Any]:
-        workflow = {
-            "id": f"00000000-0000-4000-8000-{len(name):012d}",
-            "revision": 0,
-            "last_node_id": len(self.nodes),
-            "last_link_id": len(self.links),
-            "nodes": self.nodes,
-            "links": self.links,
-            "groups": self.groups,
-            "config": {},
-            "extra": {},
-            "version": 0.4,
-        }
-        text = json.dumps(workflow, indent=1, ensure_ascii=False) + "\n"
-        (FOLDER / f"{name}.json").write_text(text, encoding="utf-8")
-        return workflow
-
-    def _link(self, source: tuple[int, str], target: int, slot: int) -> int:
-        origin = self.nodes[source[0] - 1]
-        start = next(i for i, output in enumerate(origin["outputs"]) if output["name"] == source[1])
-        number = len(self.links) + 1
-        origin["outputs"][start]["links"].append(number)
-        self.links.append([number, source[0], start, target, slot, origin["outputs"][start]["type"]])
-        return number
-
-    def _node(self, number, kind, at, size, title, color, sockets, outputs, values) -> None:
-        node = {"id": number, "type": kind, "pos": list(at), "size": list(size), "flags": {}, "order": number - 1, "mode": 0}
-        node |= {"inputs": sockets, "outputs": outputs}
-        node["properties"] = {} if kind == "MarkdownNote" else {"Node name for S&R": kind}
-        node["widgets_values"] = values
-        self.nodes.append(node | ({"title": title} if title else {}) | ({"color": color} if color else {}))
 
 
 def rewards(graph: Graph, x: int, y: int, monitors: tuple[str, ...]) -> int:
     """The scene reward, and others that are only watched; returns the last of the chain."""
-    last = graph.add("VGRPORewardScene", (x, y), (300, 120), color=GREEN)
-    for number, name in enumerate(monitors, start=1):
-        at = (x, y + 160 * number)
-        last = graph.add(f"VGRPOReward{name}", at, (300, 120), rewards=(last, "rewards"), monitor_only=True)
+    last = graph.add("VGRPORewardScene", (x, y), (300, 130), color=GREEN)
+    for name in monitors:
+        y += 190
+        last = graph.add(f"VGRPOReward{name}", (x, y), (300, 150), rewards=(last, "rewards"), monitor_only=True)
     return last
 
 
@@ -258,29 +181,6 @@ def use_a_run(info: dict[str, Any]) -> dict[str, Any]:
     return graph.save("3 Use the LoRA of a run")
 
 
-def pictures(client: Client, outputs: dict[str, Any], node: str, count: int) -> list[Image.Image]:
-    return [Image.fromarray(client.picture(image)) for image in outputs[node]["images"][:count]]
-
-
-def thumbnail(name: str, rows: list[tuple[str, list[Image.Image]]]) -> None:
-    """Rows of pictures, each with a word to its left, as large as fits."""
-    width, height = THUMBNAIL
-    sheet = Image.new("RGB", THUMBNAIL, "#1d1f24")
-    draw, font, left, gap = ImageDraw.Draw(sheet), ImageFont.load_default(20), 110, 8
-    columns = max(len(row) for _, row in rows)
-    tall = max(picture.height / picture.width for _, row in rows for picture in row)
-    cell = int(min((width - left - gap) / columns - gap, ((height - gap) / len(rows) - gap) / tall))
-    top = (height - len(rows) * (int(cell * tall) + gap) + gap) // 2
-    for number, (word, row) in enumerate(rows):
-        y = top + number * (int(cell * tall) + gap)
-        draw.multiline_text((left - 12, y + cell * tall / 2), word, "#e8e8ea", font, anchor="rm", align="right")
-        for column, picture in enumerate(row):
-            size = (cell, round(cell * picture.height / picture.width))
-            shown = picture.resize(size, Image.NEAREST if picture.width <= cell else Image.LANCZOS)
-            sheet.paste(shown, (left + column * (cell + gap), y))
-    sheet.save(FOLDER / f"{name}.jpg", quality=88, optimize=True)
-
-
 def make_thumbnails(server: ComfyServer, workflows: dict[str, dict[str, Any]]) -> None:
     with server.client() as client:
         # Below annotated pictures there is text that a thumbnail makes unreadable: plain pictures are asked for beside them.
@@ -324,6 +224,10 @@ def main() -> None:
             "2 Explore a reward": explore_a_reward(info),
             "3 Use the LoRA of a run": use_a_run(info),
         }
+        sdxl, flux = sdxl_preference(info), flux_rewards(info)
+        draw_graph("4 SDXL, human preference", sdxl, "SDXL, human preference", ("trained on HPSv2.1, watched by PickScore",))
+        words = ("trained on HPSv2.1, PickScore and ImageReward,", "watched by CLIPScore")
+        draw_graph("5 FLUX, several rewards", flux, "FLUX.1 dev, several rewards", words)
         if not arguments.graphs_only:
             make_thumbnails(server, made)
 

@@ -9,6 +9,8 @@ from typing import Any, get_args
 from ..trainer.config import DEMO_MODEL, LoraConfig, PolicyConfig
 from ..trainer.config.model import TARGETS
 from ..trainer.errors import UserError, one_line
+from ..trainer.families import FAMILIES, family_of_pipeline
+from ..trainer.policies.checkpoint import recognise
 from .choices import PolicyChoice, typed
 
 NODE = "Policy"
@@ -16,36 +18,97 @@ EMBEDDED = "demo (embedded model)"
 NO_LORA = "none"
 AUTO = "auto"
 DTYPES = (AUTO, *get_args(PolicyConfig.model_fields["dtype"].annotation))
-# A diffusers pipeline's class, as its model_index.json names it -> the family that trains it.
-PIPELINES = {"StableDiffusion3Pipeline": "sd3"}
+FROM_BASE = "from the base"
+FILE = ".safetensors"
+# ComfyUI's folders whose files may be a base, and the parts that may lie in files of their own -> the folder.
+FILE_FOLDERS = ("checkpoints", "diffusion_models")
+PART_FOLDERS = {
+    "vae": "vae",
+    "text_encoder": "text_encoders",
+    "text_encoder_2": "text_encoders",
+    "text_encoder_3": "text_encoders",
+}
+EPSILON, V_PREDICTION, V_ZERO_TERMINAL = "epsilon", "v_prediction", "v_prediction, zero terminal SNR"
+# What a UNet predicts, as the node offers it -> keys of the configuration.
+PREDICTIONS: dict[str, dict[str, Any]] = {
+    AUTO: {},
+    EPSILON: {"prediction": "epsilon", "zero_terminal_snr": False},
+    V_PREDICTION: {"prediction": "v_prediction", "zero_terminal_snr": False},
+    V_ZERO_TERMINAL: {"prediction": "v_prediction", "zero_terminal_snr": True},
+}
 _EMBEDDED_FAMILY = "sd3"
 
-__all__ = ["AUTO", "DTYPES", "EMBEDDED", "NODE", "NO_LORA", "PIPELINES", "TARGETS", "choose_policy", "family_of"]
+__all__ = [
+    "AUTO",
+    "DTYPES",
+    "EMBEDDED",
+    "FILE",
+    "FILE_FOLDERS",
+    "FROM_BASE",
+    "NODE",
+    "NO_LORA",
+    "PART_FOLDERS",
+    "PREDICTIONS",
+    "TARGETS",
+    "choose_policy",
+    "family_of",
+]
 
 
 def choose_policy(
-    folder: Path | None, rank: int, alpha: float, targets: str, init: Path | None, dtype: str, gradient_checkpointing: bool
+    base: Path | None,
+    rank: int,
+    alpha: float,
+    targets: str,
+    init: Path | None,
+    dtype: str,
+    gradient_checkpointing: bool,
+    prediction: str = AUTO,
+    parts: dict[str, Path] | None = None,
+    tokenizers: Path | None = None,
 ) -> PolicyChoice:
-    """folder: a diffusers folder, None for the embedded model. alpha: 0 = 2 x rank. Raises UserError of one line."""
+    """base: a diffusers folder or a .safetensors file, None for the embedded model. alpha: 0 = 2 x rank.
+
+    parts: files of a base that is a file itself (`vae`, `text_encoder`, ...). tokenizers: ComfyUI's folder `comfy`.
+    Raises UserError of one line.
+    """
+    _one_of("prediction", prediction, tuple(PREDICTIONS))
     _within("rank", rank, 1, 1024)
     _within("alpha", alpha, 0, 4096)
     _one_of("targets", targets, TARGETS)
     _one_of("dtype", dtype, DTYPES)
     if dtype == AUTO:
-        dtype = "float32" if folder is None else "bfloat16"  # the embedded model is small and usually runs on a CPU
+        dtype = "float32" if base is None else "bfloat16"  # the embedded model is small and usually runs on a CPU
     lora = {"rank": rank, "alpha": typed(alpha) or None, "targets": targets, "init": str(init) if init else None}
     config: dict[str, Any] = {
-        "family": _EMBEDDED_FAMILY if folder is None else family_of(folder),
-        "model": DEMO_MODEL if folder is None else str(folder),
+        "family": _EMBEDDED_FAMILY if base is None else family_of(base),
+        "model": DEMO_MODEL if base is None else str(base),
         "lora": lora,
         "dtype": dtype,
         "gradient_checkpointing": gradient_checkpointing,
+        **PREDICTIONS[prediction],
     }
+    if base is not None and base.suffix == FILE:
+        config["files"] = {part: str(path) for part, path in (parts or {}).items()}
+        config["tokenizers"] = str(tokenizers) if tokenizers else None
+    elif parts:
+        raise UserError(
+            f"{NODE}: {', '.join(parts)}: only a base that is a file takes parts in files of their own; set {FROM_BASE}"
+        )
     return PolicyChoice(config)
 
 
-def family_of(folder: Path) -> str:
-    """The model family of a diffusers folder, by its model_index.json. Raises UserError where no family trains it."""
+def family_of(base: Path) -> str:
+    """The model family of a diffusers folder, by its model_index.json, or of a file, by its tensors.
+
+    Raises UserError where no family trains it.
+    """
+    if base.suffix == FILE:
+        try:
+            return recognise(base).family
+        except UserError as error:
+            raise UserError(f"{NODE}: {error}") from None
+    folder = base
     path = folder / "model_index.json"
     try:
         index = json.loads(path.read_text(encoding="utf-8-sig"))
@@ -54,12 +117,13 @@ def family_of(folder: Path) -> str:
     except (OSError, ValueError) as error:
         raise UserError(f"{NODE}: base {folder.name!r}: cannot read {path}: {one_line(error)}") from None
     pipeline = index.get("_class_name") if isinstance(index, dict) else None
-    if pipeline not in PIPELINES:
+    family = family_of_pipeline(pipeline)
+    if family is None:
         raise UserError(
             f"{NODE}: base {folder.name!r} is a {pipeline or 'file that is no pipeline'}; "
-            f"pipelines that can be trained: {', '.join(PIPELINES)}"
+            f"pipelines that can be trained: {', '.join(family.pipeline for family in FAMILIES.values())}"
         )
-    return PIPELINES[pipeline]
+    return family.name
 
 
 def tooltip(key: str) -> str:

@@ -78,6 +78,15 @@ def model_file(folder: str, name: str) -> Path:
     return Path(path).absolute()
 
 
+def comfy_folder() -> Path | None:
+    """ComfyUI's own folder `comfy`, which carries tokenizers; None where it can't be told."""
+    import importlib.util
+
+    found = importlib.util.find_spec("comfy")
+    places = list(found.submodule_search_locations or ()) if found else []
+    return Path(places[0]).absolute() if places else None
+
+
 def model_folders() -> list[str]:
     """Names of the diffusers models (folders with a model_index.json) in ComfyUI's `diffusers` folders."""
     return sorted(_diffusers())

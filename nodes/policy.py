@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from comfy_api.latest import io
 
+from ..trainer.families import FAMILIES
 from . import bases, host
-from .bases import AUTO, EMBEDDED, NO_LORA
+from .bases import AUTO, EMBEDDED, FROM_BASE, NO_LORA
 from .values import CATEGORY, POLICY
 
 
@@ -20,11 +23,11 @@ class VGRPOPolicy(io.ComfyNode):
             inputs=[
                 io.Combo.Input(
                     "base",
-                    # Single checkpoint files join this list with the first family that trains from one.
-                    options=[EMBEDDED, *host.model_folders()],
+                    options=[EMBEDDED, *host.model_folders(), *_file_bases()],
                     default=EMBEDDED,
-                    tooltip="The frozen base: the embedded model, which needs no download, or a diffusers folder in "
-                    f"models/diffusers that holds a {' or '.join(bases.PIPELINES)}.",
+                    tooltip="The frozen base: the embedded model, which needs no download; a diffusers folder in "
+                    "models/diffusers; a checkpoint; or a diffusion model, whose text encoders and VAE stand below. Families: "
+                    f"{', '.join(family.title for family in FAMILIES.values())}.",
                 ),
                 io.Int.Input(
                     "rank",
@@ -46,7 +49,8 @@ class VGRPOPolicy(io.ComfyNode):
                     "targets",
                     options=list(bases.TARGETS),
                     default="attention+mlp",
-                    tooltip="Which linear layers get a LoRA: those of the attention, or those of the MLPs as well.",
+                    tooltip="Which layers get a LoRA: those of the attention, those of the MLPs as well, or (UNets: SD 1.5 and "
+                    "SDXL) the convolutions too.",
                 ),
                 io.Combo.Input(
                     "start_from",
@@ -64,17 +68,80 @@ class VGRPOPolicy(io.ComfyNode):
                 io.Boolean.Input(
                     "gradient_checkpointing", default=False, tooltip=f"{bases.tooltip('gradient_checkpointing')}."
                 ),
+                io.Combo.Input(
+                    "prediction",
+                    options=list(bases.PREDICTIONS),
+                    default=AUTO,
+                    optional=True,
+                    tooltip="What the network of an SD 1.5 or SDXL model predicts. auto = as its folder says, which is wrong "
+                    "for some v-prediction models (NoobAI's: v_prediction, zero terminal SNR).",
+                ),
+                *(
+                    io.Combo.Input(
+                        part,
+                        options=[FROM_BASE, *_files(folder)],
+                        default=FROM_BASE,
+                        optional=True,
+                        tooltip=f"A base that is a file: its {part.replace('_', ' ')} in a file of its own, out of "
+                        f"models/{folder}. {FROM_BASE} = the base holds it, or needs none.",
+                    )
+                    for part, folder in bases.PART_FOLDERS.items()
+                ),
             ],
             outputs=[POLICY.Output(display_name="policy", tooltip="What V-GRPO Train LoRA trains.")],
         )
 
     @classmethod
     def execute(
-        cls, base: str, rank: int, alpha: float, targets: str, start_from: str, dtype: str, gradient_checkpointing: bool
+        cls,
+        base: str,
+        rank: int,
+        alpha: float,
+        targets: str,
+        start_from: str,
+        dtype: str,
+        gradient_checkpointing: bool,
+        prediction: str = AUTO,
+        vae: str = FROM_BASE,
+        text_encoder: str = FROM_BASE,
+        text_encoder_2: str = FROM_BASE,
+        text_encoder_3: str = FROM_BASE,
     ) -> io.NodeOutput:
-        folder = None if base == EMBEDDED else host.diffusers_folder(base)
+        given = {"vae": vae, "text_encoder": text_encoder, "text_encoder_2": text_encoder_2, "text_encoder_3": text_encoder_3}
+        parts = {part: host.model_file(bases.PART_FOLDERS[part], name) for part, name in given.items() if name != FROM_BASE}
         init = None if start_from == NO_LORA else host.lora_file(start_from)
-        return io.NodeOutput(bases.choose_policy(folder, rank, alpha, targets, init, dtype, gradient_checkpointing))
+        chosen = bases.choose_policy(
+            _base(base),
+            rank,
+            alpha,
+            targets,
+            init,
+            dtype,
+            gradient_checkpointing,
+            prediction,
+            parts,
+            host.comfy_folder(),
+        )
+        return io.NodeOutput(chosen)
+
+
+def _files(folder: str) -> list[str]:
+    return [name for name in host.models(folder) if name.lower().endswith(bases.FILE)]
+
+
+def _file_bases() -> list[str]:
+    """`checkpoints/<name>`, `diffusion_models/<name>`."""
+    return [f"{folder}/{name}" for folder in bases.FILE_FOLDERS for name in _files(folder)]
+
+
+def _base(name: str) -> Path | None:
+    """The folder or file behind a name of the list. Raises UserError for any other text."""
+    if name == EMBEDDED:
+        return None
+    folder, _, file = name.partition("/")
+    if folder in bases.FILE_FOLDERS:
+        return host.model_file(folder, file)
+    return host.diffusers_folder(name)
 
 
 NODES: list[type[io.ComfyNode]] = [VGRPOPolicy]

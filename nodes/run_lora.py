@@ -56,16 +56,16 @@ def misfits(tensors: Mapping[str, Tensor], key_map: Mapping[str, Any], weight: C
     """The modules of a LoRA that a ComfyUI model has no weight of that shape for, and how many modules there are.
 
     key_map: `comfy.lora.model_lora_keys_unet`'s names -> a weight's key, or (key, (axis, start, length), ...) for a part of it.
-    weight: a key's tensor, None if the model has none. A weight that is no plain matrix (a packed, quantised one) passes.
+    weight: a key's tensor, None if the model has none. A weight that is packed or quantised passes.
     """
-    missing, modules = [], [key.removesuffix(".lora_A.weight") for key in tensors if key.endswith(".lora_A.weight")]
-    for module in modules:
+    missing, pairs = [], _pairs(tensors)
+    for module, (a, b) in pairs.items():
         target = key_map.get(module)
         key, part = (target, None) if isinstance(target, str) or target is None else (target[0], target[1])
         found = weight(key) if key is not None else None
-        if found is None or not _fits(tensors, module, found, part):
-            missing.append(module.partition(".")[2])
-    return missing, len(modules)
+        if found is None or not _fits(a, b, found, part):
+            missing.append(module.removeprefix("lora_unet_").removeprefix("diffusion_model.").removeprefix("transformer."))
+    return missing, len(pairs)
 
 
 def misfit_error(run: RunDir, missing: list[str], total: int) -> UserError:
@@ -106,11 +106,17 @@ def _nothing_saved(run: RunDir) -> str:
     return f"{text}; resume it"
 
 
-def _fits(tensors: Mapping[str, Tensor], module: str, found: Any, part: Any) -> bool:
-    if found.ndim != 2 or not found.is_floating_point():
+def _pairs(tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
+    """A and B of each module, whichever of the two spellings the file has."""
+    pairs = {}
+    for down, up in ((".lora_A.weight", ".lora_B.weight"), (".lora_down.weight", ".lora_up.weight")):
+        modules = [key.removesuffix(down) for key in tensors if key.endswith(down)]
+        pairs |= {module: (tensors[module + down], tensors[module + up]) for module in modules}
+    return pairs
+
+
+def _fits(a: Tensor, b: Tensor, found: Any, part: Any) -> bool:
+    if found.ndim < 2 or not found.is_floating_point():
         return True
-    rows, columns = found.shape
-    if part is not None:  # (axis, start, length) of a fused weight
-        rows = part[2]
-    a, b = tensors[f"{module}.lora_A.weight"], tensors[f"{module}.lora_B.weight"]
-    return (b.shape[0], a.shape[1]) == (rows, columns)
+    rows = found.shape[0] if part is None else part[2]  # (axis, start, length) of a fused weight
+    return (b.shape[0], a.shape[1:].numel()) == (rows, found.shape[1:].numel())

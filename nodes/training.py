@@ -56,7 +56,7 @@ class VGRPOTrainLoRA(io.ComfyNode):
                 SETTINGS.Input(
                     "settings",
                     optional=True,
-                    tooltip="How it trains, from V-GRPO Settings. Without: preset 'demo' for the embedded model, else 'sd3'.",
+                    tooltip="How it trains, from V-GRPO Settings. Without: the preset 'demo' or that of the family.",
                 ),
                 io.String.Input(
                     "name",
@@ -177,7 +177,7 @@ class VGRPOTrainLoRA(io.ComfyNode):
 
 def default_settings(policy: PolicyChoice) -> Settings:
     """The preset that fits the base, unchanged."""
-    return Settings("demo" if policy.config.get("model") == DEMO_MODEL else "sd3")
+    return Settings("demo" if policy.config.get("model") == DEMO_MODEL else policy.config["family"])
 
 
 NODES: list[type[io.ComfyNode]] = [VGRPOTrainLoRA]

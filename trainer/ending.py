@@ -10,12 +10,13 @@ from . import runs
 from .config import RunConfig
 from .errors import one_line
 from .evaluation import Evaluation
-from .lora import export_lora, linear_shapes
+from .lora import export_lora, layer_shapes
 from .report import save_before_after, save_curve
 from .runs import RunDir
 from .samples import load_evaluation, null_for_nan
 
 if TYPE_CHECKING:
+    from .policies.base import Policy
     from .setup import Bench
     from .training import Position
 
@@ -28,11 +29,11 @@ def finish(
     Raises UserError if the LoRA can't be written. What else can't be written or drawn is a warning.
     """
     learner, config = bench.learner, bench.config
-    base = before.means if before else {}
+    base = before.means if before else first_means(run)
     metadata = export_metadata(
         run,
         config,
-        bench.policy.title,
+        bench.policy,
         position.iteration,
         base.get("eval/total/mean"),
         position.evaluated.get("eval/total/mean"),
@@ -40,7 +41,7 @@ def finish(
     path = export_lora(
         learner.average or learner.adapter.snapshot(),
         run.lora_dir / f"{run.id}.safetensors",
-        network=linear_shapes(bench.policy.denoiser),
+        network=layer_shapes(bench.policy.denoiser),
         family=bench.policy.family,
         metadata=metadata,
     )
@@ -56,13 +57,21 @@ def finish(
     return summary
 
 
+def first_means(run: RunDir) -> dict[str, float]:
+    """The held-out means of iteration 0 as the events tell them, where its pictures are gone; {} where they don't."""
+    series = runs.metric_series(runs.read_events(run.events_file, types=("evaluation", "resumed")))
+    return {name: points[0][1] for name, points in series.items() if points and points[0][0] == 0}
+
+
 def export_metadata(
-    run: RunDir, config: RunConfig, base: str, iteration: int, before: float | None, after: float | None
+    run: RunDir, config: RunConfig, policy: Policy, iteration: int, before: float | None, after: float | None
 ) -> dict[str, str]:
     """What an exported file says about its run; rewards are held-out means of the weighted total."""
     rewards = ", ".join(f"{name} x {weight:g}" for name, weight in config.reward_weights().items())
     metadata = {
-        "base": base,
+        "base": policy.title,
+        "resolution": f"{config.rollout.width}x{config.rollout.height}",
+        **policy.lora_facts(),
         "config_hash": config.digest(),
         "iteration": str(iteration),
         "run": run.id,

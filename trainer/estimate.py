@@ -50,11 +50,14 @@ def blocks(outputs: torch.Tensor, pairs: int, batch_size: int) -> Iterator[Block
 class SurrogateEstimate:
     """L_hat on fixed pairs: the same (t_j, eps_j) are shown to theta_old and to every later theta."""
 
-    def __init__(self, policy: Policy, rollout: Rollout, draw: PairDraw, weighting: str, batch_size: int):
+    def __init__(
+        self, policy: Policy, rollout: Rollout, draw: PairDraw, weighting: str, batch_size: int, guidance: float = 1.0
+    ):
+        """guidance: the scale of the scored prediction, 1 = the conditional prediction alone."""
         self.policy, self.rollout, self.draw = policy, rollout, draw
-        self.weighting, self.batch_size = weighting, batch_size
+        self.weighting, self.batch_size, self.guidance = weighting, batch_size, guidance
         self.pairs = draw.t.shape[1]
-        self.evaluations = 0  # network evaluations so far, one a row
+        self.evaluations = 0  # network evaluations so far, one a row, two where it is guided by a second pass
 
     def rows(self, batch: RowBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """(losses [R], x_theta [R, ...]) of some rows; differentiable unless gradients are off."""
@@ -66,8 +69,8 @@ class SurrogateEstimate:
             eps[where] = self.draw.noise(batch.output[where], j, x0.shape[1:])
         a, b = self.policy.coefficients(t)
         z = add_noise(x0, eps.to(x0.device), a, b)
-        x_theta = self.policy.predict_clean(z, t, self.rollout.conditioning.rows(batch.output))
-        self.evaluations += len(batch.output)
+        x_theta = self.policy.predict_clean(z, t, self.rollout.conditioning.rows(batch.output), self.guidance)
+        self.evaluations += len(batch.output) * self.policy.passes(self.guidance)
         return surrogate(x_theta, x0, self.weighting, a, b), x_theta
 
     @torch.no_grad()

@@ -38,7 +38,7 @@ def evaluation_prompts(config: RunConfig) -> tuple[Prompt, ...]:
 
 def evaluation_sampling(config: RunConfig) -> Sampling:
     e, r = config.evaluation, config.rollout
-    return Sampling(r.sampler, e.steps, e.guidance, r.width, r.height, r.batch_size)
+    return Sampling(r.sampler, e.steps, e.guidance, r.width, r.height, r.batch_size, r.shift)
 
 
 def evaluate(

@@ -54,7 +54,7 @@ class IterationResult:
 
 def sampling_of(config: RunConfig) -> Sampling:
     r = config.rollout
-    return Sampling(r.sampler, r.steps, r.guidance, r.width, r.height, r.batch_size)
+    return Sampling(r.sampler, r.steps, r.guidance, r.width, r.height, r.batch_size, r.shift)
 
 
 def run_iteration(
@@ -104,7 +104,8 @@ def run_iteration(
         config.rollout.group_size,
         config.surrogate.stratified,
     )
-    estimate = SurrogateEstimate(policy, rollout, draw, config.surrogate.weighting, config.surrogate.batch_size)
+    guidance = policy.scored_guidance(config.rollout.guidance, same=config.surrogate.guidance == "same")
+    estimate = SurrogateEstimate(policy, rollout, draw, config.surrogate.weighting, config.surrogate.batch_size, guidance)
 
     with _timed(clock, "update"):
         minibatches = _minibatches(advantages, config, iteration)

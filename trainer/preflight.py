@@ -104,7 +104,11 @@ def _requirements() -> list[str]:
 def _check_files(config: RunConfig) -> None:
     model = config.policy.model
     folder = MODEL_DIR if model == DEMO_MODEL else Path(model) if looks_like_path(model) else None
-    if folder is not None and not (Path(folder) / "model_index.json").is_file():
+    for part, file in {"": model, **config.policy.files}.items():
+        if file.lower().endswith(".safetensors") and not Path(file).is_file():
+            key = f"policy.files.{part}" if part else "policy.model"
+            raise UserError(f"{key}: {file} is not there any more; put it back, or choose another")
+    if folder is not None and not folder.is_file() and not (Path(folder) / "model_index.json").is_file():
         raise UserError(
             f"policy.model: {folder} is not a diffusers model folder (it has no model_index.json); "
             + ("install this pack anew" if model == DEMO_MODEL else "choose another, or put it back")

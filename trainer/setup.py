@@ -12,9 +12,9 @@ import torch
 
 from .config import RunConfig
 from .errors import UserError, one_line
-from .evaluation import evaluation_prompts
-from .loop import Learner
-from .lora import LoraAdapter, attach, linear_shapes, read_lora
+from .evaluation import evaluation_prompts, evaluation_sampling
+from .loop import Learner, sampling_of
+from .lora import LoraAdapter, attach, layer_shapes, read_lora
 from .optimization import GuardedStepper, build_optimizer
 from .policies import load_policy
 from .policies.base import Conditioning, Policy
@@ -49,15 +49,16 @@ def build_bench(config: RunConfig, device: torch.device, cache: Path | None = No
     held_out = evaluation_prompts(config)
     rewards, notes = _create_rewards(config, held_out)  # before the base, which may take minutes
     policy = load_policy(config.policy, device, cache)
-    policy.check_size(config.rollout.width, config.rollout.height, "rollout.width x rollout.height")
+    policy.check(sampling_of(config), config.rollout.negative_prompt, "rollout")
+    policy.check(evaluation_sampling(config), "", "evaluation")
     adapter, more = _attach_lora(config, policy)
-    notes += [*_load_rewards(config, rewards, device), *more]
+    notes += [*_load_rewards(config, rewards, device), *policy.notes(), *more]
     optimizer = build_optimizer(config.optimizer, adapter.parameters())
     stepper = GuardedStepper(optimizer, dict(adapter.named_parameters()), config.optimizer.max_grad_norm)
     average = adapter.snapshot() if config.optimizer.ema_decay else None
     texts = [p.text for p in (*config.prompts.train, *held_out)]
     with adapter.disabled():
-        encoded = policy.encode(texts)
+        encoded = policy.encode(texts, config.rollout.negative_prompt)
     split = len(config.prompts.train)
     return Bench(
         config=config,
@@ -114,9 +115,7 @@ def _attach_lora(config: RunConfig, policy: Policy) -> tuple[LoraAdapter, list[s
     if lora.init:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            start = _named(
-                "policy.lora.init", lambda: read_lora(Path(lora.init), linear_shapes(policy.denoiser), policy.family)
-            )
+            start = _named("policy.lora.init", lambda: read_lora(Path(lora.init), layer_shapes(policy.denoiser), policy.family))
             error = _named("policy.lora.init", lambda: adapter.start_from(start))
         notes += [" ".join(str(warning.message).split()) for warning in caught]
         notes.append(f"continuing from {lora.init} ({len(start)} modules, rank {start.rank})")

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from tests.comfy_process import in_comfyui
 from tests.lora_models import random_factors
 from trainer.demo import MODEL_DIR
-from trainer.lora import LoraFactors, export_lora, linear_shapes
+from trainer.lora import LoraFactors, export_lora, layer_shapes
 from trainer.policies.base import Sampling
 from trainer.policies.sd3 import SD3Policy
 from trainer.seeds import derive_seed
@@ -58,7 +58,7 @@ def report(policy, tmp_path_factory):
     }
     save_file({name: value.contiguous() for name, value in given.items()}, base / "given.safetensors")
     (base / "models" / "loras").mkdir(parents=True)
-    export_lora(lora(policy), base / "models" / "loras" / "test.safetensors", network=linear_shapes(policy.denoiser))
+    export_lora(lora(policy), base / "models" / "loras" / "test.safetensors", network=layer_shapes(policy.denoiser))
     save_file(an_sd15_unet(), base / "unet.safetensors")
     job = {
         "inputs": str(base / "given.safetensors"),
@@ -77,7 +77,7 @@ def report(policy, tmp_path_factory):
 def lora(policy):
     shapes = {
         name: (torch.ones(4, inside), torch.ones(outside, 4))
-        for name, (inside, outside) in linear_shapes(policy.denoiser).items()
+        for name, (inside, outside, *_) in layer_shapes(policy.denoiser).items()
         if "attn" in name
     }
     return random_factors(LoraFactors(shapes, 4, 8.0), 3)

@@ -162,7 +162,7 @@ def test_rewards_are_written_out_and_typed():
 
 
 def test_presets():
-    assert preset_names() == ["demo", "sd3"]
+    assert preset_names() == sorted(["demo", "sdxl-vpred", *FAMILIES])
     config = load_config({"preset": "demo"})
     assert config.policy.model == "demo" and config.policy.lora.rank == 16 and config.policy.lora.alpha == 32
     assert config.warnings() == []
@@ -301,7 +301,10 @@ def test_the_key_table_covers_every_key_with_range_and_description():
     assert all(row.range for row in rows.values() if row.type.startswith(("an integer", "a finite number")))
     assert rows["policy.lora.alpha"].default == "2 x rank"
     assert (rows["rollout.width"].range, rows["optimizer.lr"].range) == ("from 16 to 4096, a multiple of 16", "> 0, <= 1")
-    assert rows["policy.family"].type == ", ".join(FAMILIES) and rows["rollout.sampler"].type == f"one of {', '.join(SAMPLERS)}"
+    assert (
+        rows["policy.family"].type == f"one of {', '.join(FAMILIES)}"
+        and rows["rollout.sampler"].type == f"one of {', '.join(SAMPLERS)}"
+    )
     assert rows["policy.model"].default == "required"
 
 

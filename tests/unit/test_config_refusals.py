@@ -67,10 +67,13 @@ REFUSED = [
     ("name=' '", r"name = ' ': allowed: a name of 1 to 80 printable characters"),
     ('name="a\\nb"', r"name = 'a\\nb': allowed: a name of 1 to 80 printable"),
     (f"name={'x' * 81}", r"name = x+\.\.\.; allowed: a string of at most 80"),
-    ("policy.family=flux", r"policy\.family = flux; allowed: sd3"),
+    ("policy.family=fluxx", r"policy\.family = fluxx; allowed: one of sd3, sd15, sdxl, flux"),
     ("policy.quantization=nf4", r"policy\.quantization = nf4; allowed: none"),
     ("policy.lora.rank=0", r"policy\.lora\.rank = 0; allowed: an integer from 1 to 1024"),
-    ("policy.lora.targets=attn", r"policy\.lora\.targets = attn: allowed: attention, attention\+mlp, or a list"),
+    (
+        "policy.lora.targets=attn",
+        r"policy\.lora\.targets = attn: allowed: attention, attention\+mlp, .*conv, or a list",
+    ),
     ("policy.lora.targets=[]", r"policy\.lora\.targets = \[\]: allowed"),
     ("policy.lora.targets=[a, a]", r"different module name endings"),
     ("policy.lora.targets=[a, 3]", r"policy\.lora\.targets = \['a', 3\]: allowed"),
@@ -86,11 +89,27 @@ REFUSED = [
     (r"policy.model=models\sd3", r"folder not found"),
     (
         "policy.model=sd3",
-        r"policy\.model = sd3: neither a folder nor a hub id; allowed: demo, an existing diffusers folder, or a hub",
+        r"policy\.model = sd3: neither a folder nor a hub id; allowed: an existing diffusers folder, a \.safetensors file",
     ),
     ("policy.model=a/b/c", r"neither a folder nor a hub id"),
     ("policy.model=''", r"policy\.model = '': neither a folder nor a hub id"),
-    ("policy.model=", r"policy\.model = null; allowed: demo, the path of a diffusers folder, or a hub id"),
+    (
+        "policy.model=",
+        r"policy\.model = null; allowed: demo, the path of a diffusers folder or of a \.safetensors file, or a hub id",
+    ),
+    ("policy.model=./no.safetensors", r"policy\.model = '.*no\.safetensors': file not found; allowed: an existing diffusers"),
+    ("policy.parts=./no", r"policy\.parts = '.*no': folder not found; allowed: an existing diffusers folder, or a hub id"),
+    ("policy.parts=org/name", r"policy\.parts completes a checkpoint file, and policy\.model = demo is none"),
+    ("policy.tokenizers=./no", r"policy\.tokenizers = '.*no': folder not found"),
+    ("policy.files={unet: a.safetensors}", r"policy\.files = .*'unet' is no part; allowed: vae, text_encoder"),
+    ("policy.files={vae: ./no.safetensors}", r"policy\.files = .*no such \.safetensors file"),
+    ("policy.family=sdxl2", r"policy\.family = sdxl2; allowed: one of sd3, sd15, sdxl, flux"),
+    ("policy.prediction=v_prediction", r"policy\.prediction is for the UNet families \(sd15, sdxl\); family sd3 is a flow"),
+    ("policy.zero_terminal_snr=true", r"policy\.zero_terminal_snr is for the UNet families"),
+    ("policy.lora.targets=attention+mlp+conv", r"family sd3 has no convolutions to train; allowed: attention, attention\+mlp"),
+    ("rollout.shift=0", r"rollout\.shift = 0; allowed: a finite number or null > 0, <= 100"),
+    ("rollout.negative_prompt=ugly", r"rollout\.negative_prompt can never act: .*guidance are 1"),
+    ("surrogate.guidance=same", r"surrogate\.guidance = same can never act with rollout\.guidance = 1"),
     ("policy.lora.init=none.safetensors", r"policy\.lora\.init = '.*none\.safetensors': file or folder not found"),
     ("policy.lora.init=''", r"policy\.lora\.init = '': file or folder not found"),
     # prompts
@@ -178,12 +197,12 @@ def test_an_override_that_cannot_be_read(override, said):
         ({"policy": None}, r"^policy\.model is missing"),
         ({"prompts": {"train": ["a", "b"]}}, r"^prompts\.evaluate is missing; it must be a list of prompts"),
         ({"rewards": None}, r"^rewards is empty"),
-        ({"policy": [1]}, r"^policy = \[1\]; allowed: a mapping with the keys family, model, lora"),
+        ({"policy": [1]}, r"^policy = \[1\]; allowed: a mapping with the keys family, model, parts, files"),
         ({"policy": {"model": "demo", "lora": {"rank": "x"}}}, r"^policy\.lora\.rank = x; allowed: an integer [^(]*\([^)]*\)$"),
         ({"optimizer": {"lr": 10**400}}, r"^optimizer\.lr = .*; allowed"),
         ({"optimizer": {"lr": 10**5000}}, r"^optimizer\.lr = a huge number; allowed"),
-        ({"preset": "dmo"}, r"^unknown preset dmo \(did you mean 'demo'\? allowed: demo, sd3\)"),
-        ({"preset": ["demo"]}, r"^preset = \['demo'\]; allowed: one of demo, sd3"),
+        ({"preset": "dmo"}, r"^unknown preset dmo \(did you mean 'demo'\? allowed: chroma, demo, flux"),
+        ({"preset": ["demo"]}, r"^preset = \['demo'\]; allowed: one of chroma, demo, flux"),
     ],
 )
 def test_a_mapping_that_is_refused(changes, said):
@@ -204,10 +223,12 @@ def test_the_first_problem_is_told_and_the_others_are_counted():
     assert both.startswith("objective.clip_eps = 0.01") and both.endswith("(and 1 more error)")
 
 
-def test_a_model_file_and_a_pickled_lora_are_refused(tmp_path):
-    for name in ("model.safetensors", "lora.pt"):
+def test_pickled_files_are_refused(tmp_path):
+    for name in ("model.ckpt", "lora.pt", "model.safetensors"):
         (tmp_path / name).write_bytes(b"")
-    text = refusal(small(policy={"model": str(tmp_path / "model.safetensors")}))
+    files = {"model": str(tmp_path / "model.safetensors"), "files": {"vae": str(tmp_path / "model.safetensors")}}
+    assert load_config(small(policy=files)).policy.files["vae"].endswith("model.safetensors")
+    text = refusal(small(policy={"model": str(tmp_path / "model.ckpt")}))
     assert "this is a file; allowed: a diffusers folder" in text
     text = refusal(small(policy={"model": "demo", "lora": {"init": str(tmp_path / "lora.pt")}}))
     assert "lora.pt': not a .safetensors file" in text
@@ -245,3 +266,18 @@ def test_an_empty_prompt_file_is_refused(tmp_path):
 def test_a_missing_file_and_a_folder_are_refused(tmp_path):
     assert re.search(r"configuration file not found: .*none\.yaml", refusal(str(tmp_path / "none.yaml")))
     assert re.search(r"is a folder; the configuration must be a YAML file", refusal(tmp_path))
+
+
+def test_settings_of_another_kind_of_family():
+    unet = small(policy={"model": "demo", "family": "sdxl", "prediction": "v_prediction", "zero_terminal_snr": True})
+    config = load_config(unet, ["policy.lora.targets=attention+mlp+conv"])
+    assert config.policy.prediction == "v_prediction" and config.policy.lora.targets == "attention+mlp+conv"
+    assert "rollout.shift: family sdxl has a noise schedule and no shift" in refusal(unet, ["rollout.shift=3"])
+    assert load_config(small(), ["rollout.shift=3.0"]).rollout.shift == 3.0
+
+
+def test_guidance_where_it_acts():
+    guided = small(rollout={"prompts_per_iteration": 2, "group_size": 3, "guidance": 4.0, "negative_prompt": "ugly"})
+    assert load_config(guided, ["surrogate.guidance=same"]).surrogate.guidance == "same"
+    only_evaluated = load_config(small(), ["evaluation.guidance=4", "rollout.negative_prompt=ugly"])
+    assert only_evaluated.rollout.negative_prompt == "ugly"

@@ -326,4 +326,5 @@ def test_the_metrics_have_the_names_and_values_that_readers_rely_on(tiny_sd3):
 
 def test_sampling_of_takes_the_rollouts_settings(tiny_sd3):
     settings = {"sampler": "unipc", "steps": 9, "guidance": 2.5, "width": 32, "height": 48, "batch_size": 5}
-    assert vars(trainer.loop.sampling_of(tiny_config(tiny_sd3, rollout=settings))) == settings
+    assert vars(trainer.loop.sampling_of(tiny_config(tiny_sd3, rollout=settings))) == {**settings, "shift": None}
+    assert trainer.loop.sampling_of(tiny_config(tiny_sd3, rollout={"shift": 2.5})).shift == 2.5

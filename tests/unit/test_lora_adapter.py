@@ -9,7 +9,7 @@ import torch
 
 from tests.lora_models import inputs, output, random_factors, tiny_sd3, train_a_little
 from trainer.errors import UserError
-from trainer.lora import LoraAdapter, LoraFactors, attach, linear_shapes, resolve_targets
+from trainer.lora import LoraAdapter, LoraFactors, attach, layer_shapes, resolve_targets
 
 
 def adapter_on(denoiser: object, targets: object = "attention", seed: int = 7) -> LoraAdapter:
@@ -50,11 +50,11 @@ def test_explicit_targets_are_whole_name_parts() -> None:
 @pytest.mark.parametrize(
     ("targets", "words"),
     [
-        (["attn.to_q", "attn.to_queries"], r"'attn.to_queries' is no Linear of this model.*attn\.to_q"),
+        (["attn.to_q", "attn.to_queries"], r"'attn.to_queries' is no Linear or Conv2d of this model.*attn\.to_q"),
         (["o_q"], "'o_q' is no Linear"),
-        (["pos_embed.proj"], "'pos_embed.proj' is no Linear"),
+        (["pos_embed"], "'pos_embed' is no Linear"),
         ("attn", r"no preset of sd3 \(attention, attention\+mlp\)"),
-        ([], "find no Linear"),
+        ([], "find no layer"),
     ],
 )
 def test_targets_that_match_nothing_are_refused_in_one_line(targets: object, words: str) -> None:
@@ -65,9 +65,9 @@ def test_targets_that_match_nothing_are_refused_in_one_line(targets: object, wor
 
 def test_shapes_are_the_same_with_and_without_the_lora() -> None:
     denoiser = tiny_sd3(dual=True)
-    before = linear_shapes(denoiser)
+    before = layer_shapes(denoiser)
     adapter_on(denoiser, "attention+mlp")
-    assert linear_shapes(denoiser) == before
+    assert layer_shapes(denoiser) == before
     assert before["transformer_blocks.0.ff.net.0.proj"] == (192, 768)
 
 

@@ -11,12 +11,12 @@ from safetensors.torch import save_file
 
 from tests.lora_models import output, random_factors, tiny_sd3, train_a_little, worst
 from trainer.errors import UserError
-from trainer.lora import LoraAdapter, LoraFactors, attach, export_lora, linear_shapes, read_lora
+from trainer.lora import LoraAdapter, LoraFactors, attach, export_lora, layer_shapes, read_lora
 
 Q = "transformer_blocks.0.attn.to_q"
 QKV = "diffusion_model.joint_blocks.0.x_block.attn.qkv"
 FLAT = "transformer_blocks_0_attn1_to_q"
-NETWORK = linear_shapes(tiny_sd3())
+NETWORK = layer_shapes(tiny_sd3())
 
 
 @pytest.fixture
@@ -337,7 +337,7 @@ def test_bad_peft_folders(tmp_path: Path, config: str, words: str) -> None:
 
 def test_a_lora_for_the_dual_attention_model(tmp_path: Path) -> None:
     dual = tiny_sd3(dual=True)
-    network = linear_shapes(dual)
+    network = layer_shapes(dual)
     a, b = pair(576)
     key = "lora_unet_joint_blocks_1_x_block_attn2_qkv"
     save_file(

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from tests.comfy_api import NodeError, pack
 
@@ -47,12 +50,37 @@ def test_a_diffusers_folder(tiny_sd3, tmp_path):
     assert choose(tiny_sd3)["dtype"] == "bfloat16"
 
 
-def test_every_family_of_the_trainer_can_be_chosen():
-    from trainer.config import FAMILIES
-    from trainer.policies import sd3
+def test_a_file(tmp_path):
+    save_file({"double_blocks.0.img_attn.qkv.weight": torch.zeros(1)}, tmp_path / "flux1.safetensors")
+    parts = {"vae": tmp_path / "ae.safetensors"}
+    made = choose(tmp_path / "flux1.safetensors", parts=parts, tokenizers=tmp_path)
+    assert (made["family"], made["model"]) == ("flux", str(tmp_path / "flux1.safetensors"))
+    assert made["files"] == {"vae": str(tmp_path / "ae.safetensors")} and made["tokenizers"] == str(tmp_path)
+    save_file({"something": torch.zeros(1)}, tmp_path / "other.safetensors")
+    assert "holds no model of a known family" in refusal(tmp_path / "other.safetensors")
 
-    assert set(bases.PIPELINES.values()) == set(FAMILIES)
-    assert bases.PIPELINES[sd3.PIPELINE] == "sd3"
+
+def test_parts_of_a_base_that_is_no_file_are_refused(tiny_sd3, tmp_path):
+    assert "vae: only a base that is a file takes parts" in refusal(tiny_sd3, parts={"vae": tmp_path / "ae.safetensors"})
+
+
+def test_predictions():
+    assert "prediction" not in choose()
+    made = choose(prediction="v_prediction, zero terminal SNR")
+    assert made["prediction"] == "v_prediction" and made["zero_terminal_snr"] is True
+
+
+def test_every_family_of_the_trainer_can_be_chosen(tmp_path):
+    from tests.tiny_families import rename_pipeline
+    from trainer.config import FAMILIES, preset_names
+    from trainer.families import FAMILIES as REGISTRY
+
+    assert tuple(REGISTRY) == FAMILIES
+    for family in REGISTRY.values():
+        (tmp_path / "model_index.json").write_text("{}", encoding="utf-8")
+        rename_pipeline(tmp_path, family.pipeline)
+        assert choose(tmp_path)["family"] == family.name
+        assert family.name in preset_names()  # what a training takes without a Settings node
 
 
 @pytest.mark.parametrize(
@@ -62,6 +90,7 @@ def test_every_family_of_the_trainer_can_be_chosen():
         ({"alpha": -1.0}, "alpha = -1; allowed: 0 to 4096"),
         ({"targets": "all"}, "targets = 'all'; allowed: attention, attention+mlp"),
         ({"dtype": "int8"}, "dtype = 'int8'; allowed: auto, float32"),
+        ({"prediction": "x"}, "prediction = 'x'; allowed: auto, epsilon, v_prediction"),
     ],
 )
 def test_refusals(changes, said):
@@ -74,7 +103,7 @@ def test_refusals(changes, said):
         (None, "no model_index.json"),
         ("{", "cannot read"),
         ("[]", "is a file that is no pipeline"),
-        (json.dumps({"_class_name": "FluxPipeline"}), "is a FluxPipeline; pipelines that can be trained"),
+        (json.dumps({"_class_name": "KolorsPipeline"}), "is a KolorsPipeline; pipelines that can be trained"),
     ],
 )
 def test_other_folders_are_refused(tmp_path, index, said):
@@ -92,15 +121,41 @@ def test_bases_and_loras_come_by_list(comfy_nodes, tiny_sd3):
     (models / "loras" / "mine.safetensors").write_bytes(b"x")
     (models / "loras" / "old.pt").write_bytes(b"x")
     inputs = comfy_nodes.info("VGRPOPolicy")["input"]["required"]
-    assert inputs["base"][1]["options"] == ["demo (embedded model)", "tiny sd3"]
+    assert inputs["base"][1]["options"][:2] == ["demo (embedded model)", "tiny sd3"]
     assert inputs["start_from"][1]["options"] == ["none", "mine.safetensors"]
     made = comfy_nodes.run("VGRPOPolicy", **{**NODE, "base": "tiny sd3", "start_from": "mine.safetensors"}).outputs[0]["config"]
     assert made["model"] == str(models / "diffusers" / "tiny sd3")
     assert made["lora"]["init"] == str(models / "loras" / "mine.safetensors")
 
 
+def test_files_come_by_list_and_bring_comfyuis_tokenizers(comfy_nodes):
+    models = comfy_nodes.base / "models"
+    for name in (
+        "checkpoints/xl.safetensors",
+        "diffusion_models/flux1.safetensors",
+        "vae/ae.safetensors",
+        "text_encoders/t5.safetensors",
+    ):
+        (models / name).parent.mkdir(parents=True, exist_ok=True)
+        (models / name).write_bytes(b"x")
+    save_file({"double_blocks.0.img_attn.qkv.weight": torch.zeros(1)}, models / "diffusion_models" / "flux1.safetensors")
+    inputs = comfy_nodes.info("VGRPOPolicy")["input"]
+    assert {"checkpoints/xl.safetensors", "diffusion_models/flux1.safetensors"} <= set(inputs["required"]["base"][1]["options"])
+    assert inputs["optional"]["vae"][1]["options"][:2] == ["from the base", "ae.safetensors"]
+    chosen = {**NODE, "base": "diffusion_models/flux1.safetensors", "vae": "ae.safetensors", "text_encoder_2": "t5.safetensors"}
+    made = comfy_nodes.run("VGRPOPolicy", **chosen).outputs[0]["config"]
+    assert (made["family"], made["model"]) == ("flux", str(models / "diffusion_models" / "flux1.safetensors"))
+    assert made["files"] == {
+        "vae": str(models / "vae" / "ae.safetensors"), "text_encoder_2": str(models / "text_encoders" / "t5.safetensors")
+    }  # fmt: skip
+    assert (Path(made["tokenizers"]) / "sd1_tokenizer" / "vocab.json").is_file()
+    with pytest.raises(NodeError, match="damaged or is not a safetensors file"):
+        comfy_nodes.run("VGRPOPolicy", **{**NODE, "base": "checkpoints/xl.safetensors"})
+
+
 def test_the_defaults_train_the_embedded_model(comfy_nodes):
     inputs = comfy_nodes.info("VGRPOPolicy")["input"]["required"]
+    assert comfy_nodes.info("VGRPOPolicy")["input"]["optional"]["prediction"][1]["default"] == "auto"
     assert {name: options["default"] for name, (_, options) in inputs.items()} == NODE
     made = comfy_nodes.run("VGRPOPolicy", **NODE).outputs[0]["config"]
     assert made["model"] == "demo" and made["dtype"] == "float32"

@@ -15,7 +15,7 @@ from tests.comfy_api import pack
 from tests.comfy_process import in_comfyui
 from trainer import runs
 from trainer.config import load_config
-from trainer.lora import LoraFactors, export_lora, linear_shapes
+from trainer.lora import LoraFactors, export_lora, layer_shapes
 from trainer.lora.families import get_family
 from trainer.lora.formats import comfyui_tensors
 from trainer.runs.checkpoints import list_checkpoints, load_checkpoint
@@ -163,7 +163,7 @@ def test_a_checkpoint_gives_what_export_would_write(root, tiny_sd3, tmp_path, wo
 
     run = finished(root)
     number = reading.best_checkpoint(run) if word == "best" else int(word)
-    network = linear_shapes(SD3Transformer2DModel.from_pretrained(tiny_sd3, subfolder="transformer"))
+    network = layer_shapes(SD3Transformer2DModel.from_pretrained(tiny_sd3, subfolder="transformer"))
     path = export_lora(factors(run, number), tmp_path / "exported.safetensors", network=network)
     tensors, which = run_lora.lora_tensors(run, word)
     assert same(tensors, load_file(path)) and which == f"iteration {number}"
@@ -221,6 +221,14 @@ def test_misfits_are_counted_by_name_and_shape():
     assert run_lora.misfits(tensors, {}, {}.get) == (["q", "k", "o"], 3)
     packed = torch.zeros(72, 1, dtype=torch.uint8)  # a quantised weight does not have its module's shape
     assert run_lora.misfits(tensors, keys, {"qkv": fused, "o": packed}.get) == ([], 3)
+
+
+def test_misfits_of_a_unet_have_flat_names_and_kernels():
+    up = torch.zeros(6, 2)
+    tensors = {"lora_unet_mid_conv.lora_down.weight": torch.zeros(2, 72), "lora_unet_mid_conv.lora_up.weight": up}
+    keys = {"lora_unet_mid_conv": "conv"}
+    assert run_lora.misfits(tensors, keys, {"conv": torch.zeros(6, 8, 3, 3)}.get) == ([], 1)
+    assert run_lora.misfits(tensors, keys, {"conv": torch.zeros(6, 4, 3, 3)}.get) == (["mid_conv"], 1)
 
 
 # --- in a real ComfyUI
@@ -297,7 +305,7 @@ def test_apply_run_lora_on_real_comfyui(root, tiny_sd3, tmp_path):
     from tests.tiny import make_sd3_folder
 
     other = make_sd3_folder(tmp_path / "deeper", depth=2)
-    network = linear_shapes(SD3Transformer2DModel.from_pretrained(tiny_sd3, subfolder="transformer"))
+    network = layer_shapes(SD3Transformer2DModel.from_pretrained(tiny_sd3, subfolder="transformer"))
     second = export_lora(factors(finished(root), 2), tmp_path / "second.safetensors", network=network)
     code = """
 from pack.nodes.values import RunRef

@@ -177,7 +177,7 @@ def test_more_refused(more, said):
         ({"clip_eps": 0.01}, "objective.clip_eps = 0.01 can never act"),
         ({"warmup": 200}, "optimizer.warmup = 200 is more than iterations = 150"),
         ({"lr": 0.5, "more": "optimizer.lr: 1e-3"}, "the input lr and 'more' both set optimizer.lr"),
-        ({"preset": "sdxl"}, "preset = 'sdxl'; allowed: none, demo, sd3"),
+        ({"preset": "xl"}, "preset = 'xl'; allowed: none, chroma, demo"),
     ],
 )
 def test_knobs_refused(values, said):

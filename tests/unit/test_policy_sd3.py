@@ -377,7 +377,7 @@ def test_decode_does_not_depend_on_the_batch(policy, monkeypatch):
     latents = torch.randn(5, 16, 8, 8, generator=torch.Generator().manual_seed(0)) * 3
     whole = policy.decode(latents)
     assert len(whole.unique()) > 20
-    monkeypatch.setattr("trainer.policies.sd3.DECODE_PIXELS", 64 * 64 * 2)
+    monkeypatch.setattr("trainer.policies.decoding.DECODE_PIXELS", 64 * 64 * 2)
     assert torch.equal(policy.decode(latents), whole)
 
 

@@ -15,18 +15,18 @@ def run(args) -> int:
         raise UserError(f"--format {args.format!r} is not known; allowed: {', '.join(FORMATS)}")
     factors, iteration = factors_of(run_dir, args.checkpoint, args.raw)
     from ..ending import export_metadata
-    from ..lora import export_lora, linear_shapes
+    from ..lora import export_lora, layer_shapes
     from ..policies import load_policy
     from ..runs.evaluations import saved_means
 
     config = load_config(run_dir.config_file, check_files=False)  # the LoRA that it continued from may be gone
     policy = load_policy(config.policy, choose_device("cpu"))
     before, after = (saved_means(run_dir, i).get("eval/total/mean") for i in (0, iteration))
-    metadata = export_metadata(run_dir, config, policy.title, iteration, before, after)
+    metadata = export_metadata(run_dir, config, policy, iteration, before, after)
     path = export_lora(
         factors,
         args.output,
-        network=linear_shapes(policy.denoiser),
+        network=layer_shapes(policy.denoiser),
         family=policy.family,
         format=args.format,
         metadata=metadata,

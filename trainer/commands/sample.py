@@ -32,7 +32,7 @@ def run(args) -> int:
     device = choose_device(args.device)
     factors = None if args.checkpoint == "base" else factors_of(run_dir, args.checkpoint)[0]
     policy = load_policy(config.policy, device)
-    conditioning = policy.encode(prompts)
+    conditioning = policy.encode(prompts, config.rollout.negative_prompt)
     sampling = evaluation_sampling(config)
     if args.steps is not None:
         sampling = replace(sampling, steps=_at_least_one(args.steps, "--steps"))

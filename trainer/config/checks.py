@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from ..families import FAMILIES
 from .shape import KEYS as SHAPE_KEYS
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 # Few distinct values a group: the soft clip then squashes the only differences there are (arXiv 2604.23380, GenEval).
 COARSE_REWARDS = ("geneval",)
-_DISTILLED = re.compile(r"turbo|lightning|lcm|hyper|distill|schnell|flash", re.IGNORECASE)
+_DISTILLED = re.compile(r"turbo|lightning|lcm|hyper|dmd|(?<!de-)(?<!de)distill|schnell|flash", re.IGNORECASE)
 _CONVERGING_PAIRS = 4
 
 
@@ -33,6 +34,19 @@ def refusals(config: RunConfig) -> Iterator[tuple[str, str]]:
                 f"objective.kl_coef = {objective.kl_coef:g} can never act with objective.gradient_steps = 1: at the behaviour "
                 "policy itself the KL has gradient 0; set kl_coef to 0 or gradient_steps to 2 or more",
             )
+    yield from _of_the_family(config)
+    if config.surrogate.guidance == "same" and rollout.guidance == 1:
+        yield (
+            "surrogate.guidance",
+            "surrogate.guidance = same can never act with rollout.guidance = 1: there is no guidance to score with; set "
+            "surrogate.guidance to none or raise rollout.guidance",
+        )
+    if rollout.negative_prompt and rollout.guidance == config.evaluation.guidance == 1:
+        yield (
+            "rollout.negative_prompt",
+            "rollout.negative_prompt can never act: rollout.guidance and evaluation.guidance are 1, and without guidance no "
+            "negative prompt is read; raise one of them, or leave it empty",
+        )
     outputs = rollout.prompts_per_iteration * rollout.group_size
     if objective.gradient_steps > outputs:
         yield (
@@ -53,6 +67,35 @@ def refusals(config: RunConfig) -> Iterator[tuple[str, str]]:
             "optimizer.warmup",
             f"optimizer.warmup = {config.optimizer.warmup} is more than iterations = {config.iterations}, so the learning "
             f"rate would never be reached; allowed: 0 to {config.iterations}",
+        )
+
+
+def _of_the_family(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """Settings that another kind of base has, and this one has not."""
+    policy = config.policy
+    if not policy.model.lower().endswith(".safetensors"):
+        for key in ("parts", "files", "tokenizers"):
+            if getattr(policy, key):
+                yield (
+                    f"policy.{key}",
+                    f"policy.{key} completes a checkpoint file, and policy.model = {policy.model} is none; leave it out",
+                )
+    if FAMILIES[policy.family].kind == "unet":
+        if config.rollout.shift is not None:
+            yield "rollout.shift", f"rollout.shift: family {policy.family} has a noise schedule and no shift; leave it null"
+        return
+    for key in ("prediction", "zero_terminal_snr"):
+        if getattr(policy, key) is not None:
+            unets = ", ".join(name for name, family in FAMILIES.items() if family.kind == "unet")
+            yield (
+                f"policy.{key}",
+                f"policy.{key} is for the UNet families ({unets}); family {policy.family} is a flow: leave it null",
+            )
+    if policy.lora.targets == "attention+mlp+conv":
+        yield (
+            "policy.lora.targets",
+            f"policy.lora.targets = attention+mlp+conv, but family {policy.family} has no convolutions to train; allowed: "
+            "attention, attention+mlp or a list of module name endings",
         )
 
 
@@ -92,7 +135,8 @@ def _warnings(config: RunConfig) -> Iterator[str]:
     if found:
         yield (
             f"policy.model = {config.policy.model} looks distilled ({found[0]!r} in its name): few-step bases turn blurry "
-            "under this loss (DiffusionNFT#45); train the undistilled base instead"
+            "under this loss (DiffusionNFT#45); train the undistilled base instead, or keep the change small: "
+            "objective.gradient_steps 2 or more with objective.kl_coef 0.3, and a third of optimizer.lr"
         )
     held_out = {prompt.text for prompt in config.prompts.evaluate}
     shared = len(held_out & {prompt.text for prompt in config.prompts.train})

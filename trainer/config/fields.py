@@ -34,24 +34,43 @@ def absolute(value: str, base: str | os.PathLike[str] = "") -> str:
     return os.path.abspath(os.path.join(base, os.path.expanduser(value)))
 
 
-def model_source(value: str, check: bool) -> str:
-    """An existing folder as an absolute path, or a hub id unchanged."""
-    path = absolute(value)
+def model_source(value: str, check: bool, files: bool = True) -> str:
+    """An existing folder or (with `files`) .safetensors file as an absolute path, or a hub id unchanged."""
+    path, more = absolute(value), "a .safetensors file, demo, " if files else ""
     if value and os.path.isdir(path):
         return path
-    if looks_like_path(value):
+    if looks_like_path(value) or (files and os.path.isfile(path)):
         if not check:
             return value
         if os.path.isfile(path):
+            if files and path.lower().endswith(".safetensors"):
+                return path
             raise ValueError(
-                "this is a file; allowed: a diffusers folder (with model_index.json), demo, or a hub id such as org/name"
+                f"this is a file; allowed: a diffusers folder (with model_index.json), {more}or a hub id such as org/name"
             )
-        raise ValueError("folder not found; allowed: an existing diffusers folder, demo, or a hub id such as org/name")
+        kind = "file" if files and path.lower().endswith(".safetensors") else "folder"
+        raise ValueError(f"{kind} not found; allowed: an existing diffusers folder, {more}or a hub id such as org/name")
     if not _HUB_ID.fullmatch(value):
         raise ValueError(
-            "neither a folder nor a hub id; allowed: demo, an existing diffusers folder, or a hub id such as org/name"
+            f"neither a folder nor a hub id; allowed: an existing diffusers folder, {more}or a hub id such as org/name"
         )
     return value
+
+
+def weights_file(value: str, check: bool) -> str:
+    """An existing .safetensors file as an absolute path."""
+    path = absolute(value)
+    if check and not (os.path.isfile(path) and path.lower().endswith(".safetensors")):
+        raise ValueError("no such .safetensors file; other formats can run code when they are read, convert it first")
+    return path
+
+
+def folder(value: str, check: bool) -> str:
+    """An existing folder as an absolute path."""
+    path = absolute(value)
+    if check and not os.path.isdir(path):
+        raise ValueError("folder not found; allowed: null, or an existing folder")
+    return path
 
 
 def lora_path(value: str, check: bool) -> str:

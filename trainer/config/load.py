@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from ..errors import UserError
 from ..prompts import DEMO
 from .fields import absolute, looks_like_path
-from .model import DEMO_MODEL, RunConfig
+from .model import DEMO_MODEL, PARTS, RunConfig
 from .problems import explain, section_names, unknown_key
 from .table import show
 from .text import parse
@@ -117,8 +117,10 @@ def _located(origin: str, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 def _anchored(data: dict[str, Any], base: str) -> dict[str, Any]:
     """The data with its relative paths made absolute; whether they exist is checked later, with everything else."""
-    _rewrite(data, "policy.model", lambda value: _anchored_model(value, base))
-    _rewrite(data, "policy.lora.init", lambda value: absolute(value, base) if value else value)
+    for key in ("policy.model", "policy.parts"):
+        _rewrite(data, key, lambda value: _anchored_model(value, base))
+    for key in ("policy.lora.init", "policy.tokenizers", *(f"policy.files.{part}" for part in PARTS)):
+        _rewrite(data, key, lambda value: absolute(value, base) if value else value)
     for key in ("prompts.train", "prompts.evaluate"):
         _rewrite(data, key, lambda value: value if value == DEMO or not value else absolute(value, base))
     for section in _REPLACED:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
+from ..families import FAMILIES as _FAMILIES
 from ..prompts import Prompt, load_prompts
 from ..rewards.shaping import Shape
 from . import fields
@@ -21,10 +22,11 @@ from .shape import shape_of
 from .table import KeyRow, is_section, key_rows
 from .text import Row, dump
 
-FAMILIES = ("sd3",)  # a further model family is one more word here and one more module in trainer/policies
+FAMILIES = tuple(_FAMILIES)
 DEMO_MODEL = "demo"
+PARTS = ("vae", "text_encoder", "text_encoder_2", "text_encoder_3")  # that may lie in files of their own
 SAMPLERS = ("euler", "heun", "dpmsolver++", "unipc")
-TARGETS = ("attention", "attention+mlp")
+TARGETS = ("attention", "attention+mlp", "attention+mlp+conv")
 
 STAGE_1 = "arXiv 2604.23380, SD 3.5 Medium stage 1"
 _NullIsNone = BeforeValidator(lambda value: "none" if value is None else value)
@@ -56,8 +58,9 @@ class LoraConfig(Section):
     )
     targets: str | tuple[str, ...] = Field(
         "attention",
-        description="which linear layers get a LoRA. The names in a list are ends of module names. Default: ours",
-        json_schema_extra={"takes": "attention, attention+mlp or a list of module name endings"},
+        description="which layers get a LoRA; attention+mlp+conv is for the UNet families. The names in a list are ends of "
+        "module names. Default: ours",
+        json_schema_extra={"takes": "attention, attention+mlp, attention+mlp+conv or a list of module name endings"},
     )
     init: str | None = Field(
         None,
@@ -89,8 +92,33 @@ class LoraConfig(Section):
 class PolicyConfig(Section):
     family: Literal[FAMILIES] = Field("sd3", description="model family of the base")
     model: str = Field(
-        description="the base: the embedded model, a diffusers folder or a hub id",
-        json_schema_extra={"takes": "demo, the path of a diffusers folder, or a hub id such as org/name"},
+        description="the base: the embedded model, a diffusers folder, a hub id, or a checkpoint file",
+        json_schema_extra={
+            "takes": "demo, the path of a diffusers folder or of a .safetensors file, or a hub id such as org/name"
+        },
+    )
+    parts: str | None = Field(
+        None,
+        description="what completes a checkpoint file: configurations, tokenizers, and parts that the file lacks",
+        json_schema_extra={"takes": "null, the path of a diffusers folder, or a hub id such as org/name"},
+    )
+    files: dict[str, str] = Field(
+        default_factory=dict,
+        description="parts of a checkpoint file's model in files of their own: part -> .safetensors file",
+        json_schema_extra={"takes": "a mapping such as {vae: ae.safetensors}", "default_text": "{}"},
+    )
+    tokenizers: str | None = Field(
+        None,
+        description="where the tokenizers of a checkpoint file are, laid out as in ComfyUI's folder comfy",
+        json_schema_extra={"takes": "null, or the path of a folder"},
+    )
+    prediction: Literal["epsilon", "v_prediction"] | None = Field(
+        None, description="what the network of a UNet family predicts, null = as the base's scheduler says"
+    )
+    zero_terminal_snr: bool | None = Field(
+        None,
+        description="whether a UNet family's last timestep is pure noise (arXiv 2305.08891), null = as the base's scheduler "
+        "says",
     )
     lora: LoraConfig = Field(default_factory=lambda: LoraConfig.model_validate({}), description="the trained factors")
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
@@ -111,6 +139,23 @@ class PolicyConfig(Section):
     @classmethod
     def _check_model(cls, value: str, info: ValidationInfo) -> str:
         return value if value == DEMO_MODEL else fields.model_source(value, _checks_files(info))
+
+    @field_validator("parts")
+    @classmethod
+    def _check_parts(cls, value: str | None, info: ValidationInfo) -> str | None:
+        return value if value is None else fields.model_source(value, _checks_files(info), files=False)
+
+    @field_validator("files")
+    @classmethod
+    def _check_part_files(cls, value: dict[str, str], info: ValidationInfo) -> dict[str, str]:
+        if unknown := [part for part in value if part not in PARTS]:
+            raise ValueError(f"{unknown[0]!r} is no part; allowed: {', '.join(PARTS)}")
+        return {part: fields.weights_file(path, _checks_files(info)) for part, path in value.items()}
+
+    @field_validator("tokenizers")
+    @classmethod
+    def _check_tokenizers(cls, value: str | None, info: ValidationInfo) -> str | None:
+        return value if value is None else fields.folder(value, _checks_files(info))
 
 
 _PROMPT_SOURCE = {"takes": "a list of prompts, the path of a .txt or .jsonl file, or demo"}
@@ -136,7 +181,25 @@ class RolloutConfig(Section):
         "euler", description="ODE solver. Any serves the method; the paper's SD 3.5 Medium solver: unknown"
     )
     steps: int = Field(40, ge=1, le=1000, description=f"solver steps an output. {STAGE_1} (40-step ODE)")
-    guidance: float = Field(1.0, ge=1, le=50, description=f"classifier-free guidance scale, 1.0 = off. {STAGE_1} (off)")
+    guidance: float = Field(
+        1.0,
+        ge=1,
+        le=50,
+        description="classifier-free guidance scale, 1.0 = off; where the network has it as an input (FLUX.1 dev), that input. "
+        f"{STAGE_1} (off)",
+    )
+    negative_prompt: str = Field(
+        "",
+        max_length=4000,
+        description="what guidance leads away from, here and in evaluations. Default: ours (none)",
+    )
+    shift: float | None = Field(
+        None,
+        gt=0,
+        le=100,
+        description="timestep shift of a flow family, here and in evaluations; null = the base's own, which some let grow with "
+        "the size. arXiv 2604.23380, FLUX.1-dev: 3",
+    )
     width: int = Field(
         512, ge=16, le=4096, multiple_of=16, description="pixels. Default: ours (one transcription of the paper has 720)"
     )
@@ -154,6 +217,11 @@ class SurrogateConfig(Section):
     stratified: bool = Field(True, description="draw each t from its own chunk of the sampler's grid. arXiv 2604.23380")
     weighting: Literal["adaptive", "x", "v", "eps"] = Field(
         "adaptive", description="loss weighting: self-normalised x, plain x, v or eps. arXiv 2604.23380"
+    )
+    guidance: Literal["none", "same"] = Field(
+        "none",
+        description="guidance of the scored prediction: none, or the same as the rollout's (two network passes a row). A scale "
+        "that the network has as an input is the rollout's in any case. Default: ours",
     )
     batch_size: int = Field(
         8,

@@ -5,9 +5,9 @@ Importing this needs torch and safetensors only; peft is imported when a LoRA is
 
 from __future__ import annotations
 
-from .adapter import LoraAdapter, attach, linear_shapes, resolve_targets
+from .adapter import LoraAdapter, attach, layer_shapes, resolve_targets
 from .factors import LoraFactors
 from .formats import FORMATS, export_lora
 from .reading import read_lora
 
-__all__ = ["FORMATS", "LoraAdapter", "LoraFactors", "attach", "export_lora", "linear_shapes", "read_lora", "resolve_targets"]
+__all__ = ["FORMATS", "LoraAdapter", "LoraFactors", "attach", "export_lora", "layer_shapes", "read_lora", "resolve_targets"]

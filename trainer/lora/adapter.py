@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -20,22 +20,28 @@ from .families import get_family
 ADAPTER = "policy"
 
 
-def linear_shapes(denoiser: nn.Module) -> dict[str, tuple[int, int]]:
-    """Every Linear of the denoiser, with or without a LoRA attached: its name -> (in features, out features)."""
-    out = {}
+def layer_shapes(denoiser: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Every layer that can have a LoRA, with or without one attached, by name: (in features, out features) of a Linear,
+    (in channels, out channels, kernel height, kernel width) of a convolution."""
+    out: dict[str, tuple[int, ...]] = {}
     for name, module in denoiser.named_modules():
-        if isinstance(module, nn.Linear) and ".lora_" not in name:
+        if ".lora_" in name:
+            continue
+        if isinstance(module, nn.Linear):
             out[name.removesuffix(".base_layer")] = (module.in_features, module.out_features)
+        elif isinstance(module, nn.Conv2d) and module.groups == 1:
+            out[name.removesuffix(".base_layer")] = (module.in_channels, module.out_channels, *module.kernel_size)
     return out
 
 
 def resolve_targets(denoiser: nn.Module, targets: str | Sequence[str], family: str = "sd3") -> list[str]:
-    """The Linears that a preset ("attention", "attention+mlp") or a list of name suffixes means, in the denoiser's order.
+    """The layers that a preset of the family or a list of name suffixes means, in the denoiser's order.
 
-    A suffix is whole name parts: "attn.to_q" finds `transformer_blocks.0.attn.to_q`, "q" does not. Raises UserError for an
-    unknown preset and for a suffix that no Linear ends with.
+    A suffix is whole name parts: "attn.to_q" finds `transformer_blocks.0.attn.to_q`, "q" does not. A preset looks inside blocks
+    only, where FLUX's `proj_out` is a block's, not the model's. Raises UserError for an unknown preset and for a suffix that no
+    layer ends with.
     """
-    network = linear_shapes(denoiser)
+    network = layer_shapes(denoiser)
     names = get_family(family)
     if isinstance(targets, str):
         if targets not in names.presets:
@@ -44,21 +50,21 @@ def resolve_targets(denoiser: nn.Module, targets: str | Sequence[str], family: s
                 f"LoRA targets {targets!r} is no preset of {names.name} ({known}); give one, or a list of module names"
             )
         # A preset covers a whole family, so some of its suffixes may be absent in one model (no attn2, no text stream).
-        suffixes: Sequence[str] = names.presets[targets]
+        endings = tuple(f".{suffix}" for suffix in names.presets[targets])
+        found = [name for name in network if name.endswith(endings)]
     else:
-        suffixes = targets
-        for suffix in suffixes:
+        for suffix in targets:
             if not any(_ends_with(name, suffix) for name in network):
                 some = ", ".join(_nearest(suffix, network))
-                raise UserError(f"LoRA target {suffix!r} is no Linear of this model; there are for example {some}")
-    found = [name for name in network if any(_ends_with(name, suffix) for suffix in suffixes)]
+                raise UserError(f"LoRA target {suffix!r} is no Linear or Conv2d of this model; there are for example {some}")
+        found = [name for name in network if any(_ends_with(name, suffix) for suffix in targets)]
     if not found:
-        raise UserError(f"LoRA targets {targets!r} find no Linear in this model; is it of the family {names.name}?")
+        raise UserError(f"LoRA targets {targets!r} find no layer in this model; is it of the family {names.name}?")
     return found
 
 
 def attach(denoiser: Any, rank: int, alpha: float, targets: str | Sequence[str], seed: int, family: str = "sd3") -> LoraAdapter:
-    """Freezes a diffusers denoiser and adds a trainable LoRA to the target Linears.
+    """Freezes a diffusers denoiser and adds a trainable LoRA to the target layers.
 
     A starts as peft's default (uniform in +-1/sqrt(in)) from a generator of its own for each module, derived from the seed and
     the module's name, and B as 0: the start does not depend on, or move, the global random state. The factors are float32
@@ -98,13 +104,13 @@ class LoraAdapter:
 
     def snapshot(self) -> LoraFactors:
         """A detached copy of the values in use now."""
-        return LoraFactors({name: self._pair(name) for name in self.names}, self.rank, self.alpha).clone()
+        return LoraFactors({name: self._matrices(name) for name in self.names}, self.rank, self.alpha).clone()
 
     def initial(self) -> LoraFactors:
         """The factors that training from scratch starts with."""
         factors = {}
         for name in self.names:
-            a, b = self._pair(name)
+            a, b = self._matrices(name)
             generator = torch.Generator().manual_seed(derive_seed(self.seed, "lora-init", name))
             bound = 1.0 / math.sqrt(a.shape[1])
             factors[name] = (torch.empty(a.shape).uniform_(-bound, bound, generator=generator), torch.zeros(b.shape))
@@ -185,7 +191,7 @@ class LoraAdapter:
         A layer then costs one matrix product instead of three, and its weights are in memory twice. Only for float32: in half
         precision a small change of a weight would be rounded away, and the policy would be another one.
         """
-        layers = [(self._layers[name], *self._pair(name)) for name in self.names]
+        layers = [(self._layers[name], *self._matrices(name)) for name in self.names]
         weights = [layer.get_base_layer().weight for layer, _, _ in layers]
         if wrong := {weight.dtype for weight in weights} - {torch.float32}:
             raise RuntimeError(f"LoraAdapter.merged needs float32 weights, found {wrong.pop()}")
@@ -193,7 +199,8 @@ class LoraAdapter:
         try:
             with torch.no_grad(), self.disabled():
                 for weight, (_, a, b) in zip(weights, layers, strict=True):
-                    weight.data = torch.addmm(weight.data, b.data, a.data, alpha=self.alpha / self.rank)
+                    flat = torch.addmm(weight.data.flatten(1), b.data, a.data, alpha=self.alpha / self.rank)
+                    weight.data = flat.view(weight.shape)
                 torch.clear_autocast_cache()
                 yield
         finally:
@@ -239,8 +246,13 @@ class LoraAdapter:
         layer = self._layers[name]
         return layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
 
+    def _matrices(self, name: str) -> tuple[Tensor, Tensor]:
+        """A and B as the canonical factors have them: a convolution's kernel laid flat."""
+        a, b = self._pair(name)
+        return a.flatten(1), b.flatten(1)
+
     def _fitting(self, factors: LoraFactors) -> list[Tensor]:
-        """The factors as float32 values for `parameters()`, on their device; tensors that fit already are not copied."""
+        """The factors as float32 values in the shapes of `parameters()`, on their device; what fits already is not copied."""
         missing = [name for name in self.names if name not in factors.factors]
         extra = [name for name in factors.factors if name not in self._layers]
         if missing or extra:
@@ -253,9 +265,10 @@ class LoraAdapter:
         values = []
         for name in self.names:
             for parameter, value in zip(self._pair(name), ready.factors[name], strict=True):
-                if parameter.shape != value.shape:
-                    raise UserError(f"LoRA module {name} is {tuple(value.shape)}, this model's is {tuple(parameter.shape)}")
-                values.append(value.detach().to(parameter.device))
+                flat = parameter.flatten(1).shape
+                if flat != value.shape:
+                    raise UserError(f"LoRA module {name} is {tuple(value.shape)}, this model's is {tuple(flat)}")
+                values.append(value.detach().to(parameter.device).reshape(parameter.shape))
         return values
 
 
@@ -268,7 +281,7 @@ def _ends_with(name: str, suffix: str) -> bool:
     return name == suffix or name.endswith(f".{suffix}")
 
 
-def _nearest(suffix: str, network: dict[str, tuple[int, int]]) -> list[str]:
+def _nearest(suffix: str, network: Mapping[str, object]) -> list[str]:
     """Up to six names to choose from, without block numbers, the most similar first."""
     short = list(dict.fromkeys(re.sub(r"^\w+\.\d+\.", "", name) for name in network))
     near = difflib.get_close_matches(suffix, short, n=3, cutoff=0.4)

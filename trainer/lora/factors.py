@@ -15,11 +15,11 @@ from ..errors import UserError
 
 @dataclass(frozen=True)
 class LoraFactors:
-    """Low-rank changes of a denoiser's Linear modules: `W + alpha / rank * B @ A` (LoRA, arXiv 2106.09685, section 4.1).
+    """Low-rank changes of a denoiser's layers: `W + alpha / rank * B @ A` (LoRA, arXiv 2106.09685, section 4.1).
 
     `factors` maps a module's name inside the diffusers denoiser (`transformer_blocks.0.attn.to_q`) to its
-    `(A[rank, in], B[out, rank])`. Every module has the same rank and the same alpha. Raises ValueError when shapes, rank or
-    alpha disagree.
+    `(A[rank, in], B[out, rank])`; a convolution's weight is laid flat, so its `in` is channels x kernel. Every module has the
+    same rank and the same alpha. Raises ValueError when shapes, rank or alpha disagree.
     """
 
     factors: dict[str, tuple[Tensor, Tensor]]
@@ -44,7 +44,7 @@ class LoraFactors:
         return self.alpha / self.rank
 
     def delta(self, name: str) -> Tensor:
-        """The change of one module's weight, [out, in]."""
+        """The change of one module's weight, [out, in]; a convolution's laid flat."""
         a, b = self.factors[name]
         return self.scale * (b @ a)
 

@@ -12,6 +12,8 @@ from .families import Family, Network
 _DOWN = r"lora_A(?:\.[^.]+)?\.weight|lora_A|lora_down\.weight|lora\.down\.weight|lora_linear_layer\.down\.weight"
 _UP = r"lora_B(?:\.[^.]+)?\.weight|lora_B|lora_up\.weight|lora\.up\.weight|lora_linear_layer\.up\.weight"
 _KEY = re.compile(rf"(?P<module>.+?)\.(?:(?P<down>{_DOWN})|(?P<up>{_UP})|(?P<alpha>alpha))")
+# diffusers before 0.23 put a UNet's factors into attention processors: `attn1.processor.to_out_lora.down.weight`.
+_PROCESSOR = re.compile(r"(?P<attention>.+)\.processor\.(?P<to>to_[qkv]|to_out)_lora\.(?P<rest>(?:down|up)\.weight)")
 
 _DOTTED_PREFIXES = ("base_model.model.", "model.diffusion_model.", "diffusion_model.", "unet.")
 _FLAT_PREFIXES = ("lora_unet_", "lora_transformer_", "lycoris_")
@@ -25,14 +27,17 @@ _OTHER_KINDS = (
     (("lora_B.bias",), "LoRA with trained biases"),
 )
 
-# First match wins: FLUX and Qwen-Image also have transformer_blocks, SD3 has them alone.
-_FOREIGN = (
+# First match wins: families share names (transformer_blocks), and an SDXL is told from a Stable Diffusion 1.5 by its depth.
+_LOOKS_LIKE = (
+    (r"(down_blocks|mid_block|up_blocks|input_blocks|output_blocks|middle_block).*transformer_blocks[._][1-9]", "SDXL"),
     (r"down_blocks|up_blocks|mid_block|input_blocks|output_blocks|middle_block", "Stable Diffusion 1.5 or SDXL"),
+    (r"distilled_guidance_layer", "Chroma"),
+    (r"to_qkv_mlp_proj|linear_in|(double|single)_stream_modulation", "FLUX.2"),
     (r"single_transformer_blocks|double_blocks|single_blocks", "FLUX"),
     (r"img_mod|img_mlp|txt_mlp|txt_mod", "Qwen-Image"),
     (r"noise_refiner|context_refiner|layers[._]\d+[._](attention|feed_forward|adaLN)", "Z-Image or Lumina"),
     (r"(?<!transformer_)(?<!joint_)blocks[._]\d+[._](self_attn|cross_attn|ffn)", "Wan"),
-    (r"joint_blocks|transformer_blocks", "Stable Diffusion 3 of another size"),
+    (r"joint_blocks|transformer_blocks", "Stable Diffusion 3"),
 )
 
 
@@ -66,6 +71,8 @@ class KeyMap:
 
 def split_key(key: str) -> tuple[str, str] | None:
     """(module token, "down" | "up" | "alpha") of a plain LoRA key, or None for a key of another kind."""
+    if old := _PROCESSOR.fullmatch(key):
+        key = f"{old['attention']}.{old['to']}{'.0' if old['to'] == 'to_out' else ''}.lora.{old['rest']}"
     found = _KEY.fullmatch(key)
     return (found["module"], str(found.lastgroup)) if found else None
 
@@ -87,5 +94,8 @@ def describe_unmatched(unmatched: list[str], total: int, family: Family, where: 
     shown = ", ".join(unmatched[:3])
     text = f"{where}: {len(unmatched)} of {total} keys name no module of this {family.label} model ({shown})"
     joined = "\n".join(unmatched)
-    guess = next((label for pattern, label in _FOREIGN if re.search(pattern, joined)), None)
-    return f"{text}; it looks like a LoRA for {guess}" if guess else f"{text}; a LoRA for {family.label} is needed"
+    guess = next((label for pattern, label in _LOOKS_LIKE if re.search(pattern, joined)), None)
+    if guess is None:
+        return f"{text}; a LoRA for {family.label} is needed"
+    other_size = " of another size" if family.label in guess or guess in family.label else ""
+    return f"{text}; it looks like a LoRA for {guess}{other_size}"

@@ -6,7 +6,7 @@ import json
 import math
 import warnings
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..errors import UserError, one_line
 from .factors import LoraFactors, padded, scaled
-from .families import Family, NativeModule, Network, get_family
+from .families import Family, NativeModule, Network, columns, get_family
 from .files import read_tensors
 from .keys import KeyMap, Target, describe_unmatched, is_text_encoder, refuse_other_kinds, split_key
 
@@ -35,9 +35,9 @@ class _Piece:
 
 
 def read_lora(path: Path, known_modules: Network, family: str = "sd3") -> LoraFactors:
-    """The factors in a LoRA file or folder; float32, in the order of `known_modules` (`linear_shapes(denoiser)`).
+    """The factors in a LoRA file or folder; float32, in the order of `known_modules` (`layer_shapes(denoiser)`).
 
-    Reads diffusers, ComfyUI, kohya / sd-scripts, OneTrainer and peft keys; fused q, k, v are split. The strength is what the
+    Reads diffusers, ComfyUI, kohya / sd-scripts, OneTrainer and peft keys; fused modules are split. The strength is what the
     maker's own loader applies: a module's `.alpha`, else diffusers' or peft's configuration, else alpha = rank. Ranks and
     alphas that differ from module to module are brought to one: ranks by zero padding, alphas into B.
 
@@ -129,12 +129,14 @@ def _pieces(
     """The diffusers modules that one module of the file changes."""
     if "down" not in tensors or "up" not in tensors:
         raise UserError(f"{where} has only one of the two factors of {target.name}; it is damaged")
-    a, b = (_matrix(tensors[role], target.name, where) for role in ("down", "up"))
+    module = native[target.name] if target.native else NativeModule((target.name,))
+    shape = network[module.parts[0]]
+    a = _matrix(tensors["down"], shape[2:], target.name, where)
+    b = _matrix(tensors["up"], (), target.name, where)
     if a.shape[0] != b.shape[1]:
         raise UserError(f"{where}: the factors of {target.name} have ranks {a.shape[0]} and {b.shape[1]}; it is damaged")
-    module = native[target.name] if target.native else NativeModule((target.name,))
     outs = [network[part][1] for part in module.parts]
-    size, needed = (a.shape[1], b.shape[0]), (network[module.parts[0]][0], sum(outs))
+    size, needed = (a.shape[1], b.shape[0]), (columns(shape), sum(outs))
     if size != needed:
         raise UserError(
             f"{where} is for a model of another size: its {target.name} has (in, out) = {size}, this model's {needed}"
@@ -147,15 +149,13 @@ def _pieces(
         raise UserError(f"{where}: the alpha of {target.name} is {alpha}; a positive number is needed")
     if module.swap_halves:
         b = b.roll(b.shape[0] // 2, dims=0)
-    rows = b.split(outs)
-    if blocks := _diagonal_blocks(a, rows):
-        alpha /= len(rows)
-    return {part: _Piece(*pair, alpha) for part, pair in zip(module.parts, blocks or [(a, row) for row in rows], strict=True)}
+    return {part: _Piece(*pair) for part, pair in _parted(a, b, alpha, module.parts, outs).items()}
 
 
-def _matrix(tensor: Tensor, name: str, where: str) -> Tensor:
-    """A factor as a float32 matrix; LyCORIS stores some as 1x1 convolutions."""
-    if not tensor.is_floating_point() or tensor.ndim < 2 or tensor.shape[2:].numel() != 1 or tensor.numel() == 0:
+def _matrix(tensor: Tensor, kernel: tuple[int, ...], name: str, where: str) -> Tensor:
+    """A factor as a float32 matrix, a convolution's kernel laid flat; LyCORIS stores a Linear's as 1x1 convolutions."""
+    plain = tensor.ndim >= 2 and (tensor.shape[2:].numel() == 1 or tuple(tensor.shape[2:]) == tuple(kernel))
+    if not tensor.is_floating_point() or not plain or tensor.numel() == 0:
         raise UserError(f"{where}: a factor of {name} is {tensor.dtype} {tuple(tensor.shape)}, not a floating-point matrix")
     matrix = tensor.to(torch.float32).flatten(1)
     if not torch.isfinite(matrix).all():
@@ -163,15 +163,32 @@ def _matrix(tensor: Tensor, name: str, where: str) -> Tensor:
     return matrix
 
 
-def _diagonal_blocks(a: Tensor, rows: tuple[Tensor, ...]) -> list[tuple[Tensor, Tensor]] | None:
-    """The parts' own factors, of a third of the rank, if a fused B is block-diagonal (q, k and v that were trained apart)."""
-    parts, rank = len(rows), a.shape[0]
-    if parts == 1 or rank % parts:
-        return None
-    blocks = [block.chunk(parts, dim=1) for block in rows]
-    if any(blocks[i][j].any() for i in range(parts) for j in range(parts) if i != j) or not any(block.any() for block in rows):
-        return None
-    return [(part_a, blocks[i][i]) for i, part_a in enumerate(a.chunk(parts))]
+def _parted(
+    a: Tensor, b: Tensor, alpha: float, parts: Sequence[str], outs: list[int]
+) -> dict[str, tuple[Tensor, Tensor, float]]:
+    """(A, B, alpha) of each part of a fused module.
+
+    Parts that were trained apart were stacked block-diagonally, perhaps not all of them: each gets its own block back. Else
+    all share A. Either way the change of the weights is exact.
+    """
+    rows = dict(zip(parts, b.split(outs), strict=True))
+    changed = {part: row for part, row in rows.items() if row.any()}
+    if len(parts) == 1 or not changed:
+        return {part: (a, row, alpha) for part, row in rows.items()}
+    for count in range(len(parts), len(changed) - 1, -1):
+        if a.shape[0] % count:
+            continue
+        blocks = {part: [i for i, block in enumerate(row.chunk(count, dim=1)) if block.any()] for part, row in changed.items()}
+        places = [found[0] for found in blocks.values()]
+        if any(len(found) > 1 for found in blocks.values()) or places != sorted(set(places)):
+            continue
+        where = dict(zip(changed, places, strict=True))
+        if count == len(parts):
+            if any(where[part] != parts.index(part) for part in where):
+                continue
+            where = {part: i for i, part in enumerate(parts)}  # with a part whose B is still 0
+        return {p: (a.chunk(count)[i], rows[p].chunk(count, dim=1)[i], alpha / count) for p, i in where.items()}
+    return {part: (a, row, alpha) for part, row in changed.items()}
 
 
 def _configured_alpha(config: Mapping[str, Any], name: str, rank: int, where: str) -> float:

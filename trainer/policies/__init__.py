@@ -7,15 +7,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..device import multiplies_bfloat16
+from ..families import FAMILIES
 
 if TYPE_CHECKING:
     import torch
 
     from ..config import PolicyConfig
     from .base import Policy
+    from .pipeline import PipelinePolicy
 
-FAMILIES = {"sd3": (".sd3", "SD3Policy")}
 EMBEDDED = "demo"
+
+
+def policy_class(family: str) -> type[PipelinePolicy]:
+    """The class that trains a family."""
+    module, _, name = FAMILIES[family].policy.partition(":")
+    return getattr(import_module(f".{module}", __package__), name)
 
 
 def load_policy(config: PolicyConfig, device: torch.device, cache: Path | None = None) -> Policy:
@@ -24,13 +31,17 @@ def load_policy(config: PolicyConfig, device: torch.device, cache: Path | None =
 
     from ..demo import MODEL_DIR, TITLE
 
-    module, name = FAMILIES[config.family]
-    family = getattr(import_module(module, __package__), name)
+    family = policy_class(config.family)
     dtype = getattr(torch, config.dtype)
     options = {
         "gradient_checkpointing": config.gradient_checkpointing,
         "cache": cache,
         "vae_dtype": getattr(torch, decoder_format(config, device)),
+        **{
+            key: value
+            for key in ("parts", "files", "tokenizers", *family.OPTIONS)
+            if (value := getattr(config, key)) is not None
+        },
     }
     if config.model != EMBEDDED:
         return family(config.model, device, dtype, **options)

@@ -11,7 +11,10 @@ import torch
 
 @dataclass(frozen=True)
 class Sampling:
-    """How pictures are made: `steps` of `sampler`, `guidance` (1 = off), size in pixels, at most `batch_size` at a time."""
+    """How pictures are made: `steps` of `sampler`, `guidance` (1 = off), size in pixels, at most `batch_size` at a time.
+
+    `shift`: of a flow family's timesteps; None = the model's own.
+    """
 
     sampler: str
     steps: int
@@ -19,6 +22,7 @@ class Sampling:
     width: int
     height: int
     batch_size: int
+    shift: float | None = None
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,7 @@ class Conditioning:
     """Encoded prompts: tensors with one row a distinct prompt, and `index` int64[N], the row of each of N outputs.
 
     Rows are copied only when they go to the network, since a group repeats its prompt and encoded prompts are large.
-    `unconditional` is the empty prompt (first dimension 1), for guidance.
+    `unconditional` is the negative prompt (first dimension 1), for guidance.
     """
 
     tensors: dict[str, torch.Tensor]
@@ -45,7 +49,7 @@ class Conditioning:
         return {k: v[self.index.to(v.device)].to(device, dtype) for k, v in self.tensors.items()}
 
     def gather_unconditional(self, device: torch.device, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-        """The empty prompt's tensors, repeated to [N, ...]."""
+        """The negative prompt's tensors, repeated to [N, ...]."""
         return {k: v.to(device, dtype).expand(len(self), *v.shape[1:]) for k, v in self.unconditional.items()}
 
 
@@ -59,8 +63,30 @@ class Policy(Protocol):
     title: str
     """The base's name for people and for LoRA metadata."""
 
-    def encode(self, prompts: Sequence[str]) -> Conditioning:
-        """Conditioning of each prompt, on the CPU; cached on disk by content; text encoders leave memory afterwards."""
+    def encode(self, prompts: Sequence[str], negative: str = "") -> Conditioning:
+        """Conditioning of each prompt, and of the one that guidance leads away from, on the CPU.
+
+        Cached on disk by content; text encoders leave memory afterwards.
+        """
+
+    def notes(self) -> list[str]:
+        """What a user should know about training this base, one line each."""
+
+    def lora_facts(self) -> dict[str, str]:
+        """What a LoRA file of this base should say of it besides its name, such as `prediction`."""
+
+    def check(self, sampling: Sampling, negative: str, key: str) -> None:
+        """Raises UserError naming `key` (a section) where this base can't sample so: a size (then with the nearest that
+        fits), or a negative prompt where guidance is no second pass.
+        """
+
+    def passes(self, guidance: float) -> int:
+        """Network evaluations that one guided prediction takes: 2 where a second one sees the negative prompt, else 1."""
+
+    def scored_guidance(self, guidance: float, same: bool) -> float:
+        """The guidance at which outputs made at `guidance` are scored: 1, unless `same`, or unless the network has it as an
+        input, which must then be the one that made the outputs.
+        """
 
     def noise_levels(self, sampling: Sampling) -> tuple[torch.Tensor, int]:
         """The sampler's noise levels float32[S] without the final 0, and network evaluations per image."""
@@ -73,8 +99,12 @@ class Policy(Protocol):
         `on_step` is called after each solver step and may raise to abort.
         """
 
-    def predict_clean(self, z_t: torch.Tensor, t: torch.Tensor, conditioning: Conditioning) -> torch.Tensor:
-        """x_theta(z_t, t, c) for z_t [B, ...] and t [B] in (0, 1], differentiable in the LoRA factors."""
+    def predict_clean(
+        self, z_t: torch.Tensor, t: torch.Tensor, conditioning: Conditioning, guidance: float = 1.0
+    ) -> torch.Tensor:
+        """x_theta(z_t, t, c) for z_t [B, ...] and t [B] in (0, 1], differentiable in the LoRA factors, at a guidance scale
+        (1 = the conditional prediction alone).
+        """
 
     def visible_time(self, t: torch.Tensor) -> torch.Tensor:
         """t rounded to what the network will be shown, so that z_t can be made at that very level."""

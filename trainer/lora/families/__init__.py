@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from ...errors import UserError
-from .base import Family, NativeModule, Network
+from .base import Family, Layout, NativeModule, Network, columns
+from .chroma import Chroma
+from .flux import Flux
+from .flux2_klein import Flux2Klein
+from .qwen_image import QwenImage
 from .sd3 import SD3
+from .unet import SD15, SDXL
+from .z_image import ZImage
 
-__all__ = ["Family", "NativeModule", "Network", "get_family"]
+__all__ = ["Family", "Layout", "NativeModule", "Network", "columns", "get_family"]
 
-_FAMILIES: dict[str, Family] = {family.name: family for family in (SD3(),)}
+_FAMILIES: dict[str, Family] = {
+    family.name: family for family in (SD3(), SD15(), SDXL(), Flux(), Chroma(), QwenImage(), ZImage(), Flux2Klein())
+}
 
 
 def get_family(name: str) -> Family:

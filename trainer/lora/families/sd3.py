@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import ClassVar
 
-from .base import NativeModule, Network
+from .base import ATTENTION, ATTENTION_MLP, Family, Identity, NativeModule, Network, blocks, expand
 
 _ATTENTION = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
 _MLP = ("ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2")
@@ -26,6 +25,7 @@ _BLOCK = {
     "context_block.adaLN_modulation.1": ("norm1_context.linear",),
 }
 _TOP = {
+    "x_embedder.proj": "pos_embed.proj",
     "context_embedder": "context_embedder",
     "t_embedder.mlp.0": "time_text_embed.timestep_embedder.linear_1",
     "t_embedder.mlp.2": "time_text_embed.timestep_embedder.linear_2",
@@ -36,38 +36,33 @@ _TOP = {
 }
 
 
-class SD3:
+class SD3(Family):
     name = "sd3"
     label = "Stable Diffusion 3"
-    prefix = "transformer"
     # `to_q` also finds attn2.to_q, the second attention of SD 3.5 medium.
-    presets: ClassVar = {"attention": _ATTENTION, "attention+mlp": _ATTENTION + _MLP}
+    presets: ClassVar = {ATTENTION: _ATTENTION, ATTENTION_MLP: _ATTENTION + _MLP}
 
-    def native_modules(self, network: Network) -> dict[str, NativeModule]:
-        """The block table for every block, and the seven modules outside the blocks.
+    def candidates(self, network: Network) -> dict[str, NativeModule]:
+        """The block table for every block, and the modules outside the blocks.
 
         The last block ends the text stream (`context_pre_only`): it has no to_add_out and no ff_context, and its norm1_context,
         like norm_out, holds (scale, shift) where the original holds (shift, scale).
         """
-        depth = _depth(network)
         out = {native: NativeModule((name,), name == "norm_out.linear") for native, name in _TOP.items()}
-        for block in range(depth):
-            for native, names in _BLOCK.items():
-                parts = tuple(f"transformer_blocks.{block}.{name}" for name in names)
-                swap = block == depth - 1 and native == "context_block.adaLN_modulation.1"
-                out[f"joint_blocks.{block}.{native}"] = NativeModule(parts, swap)
-        return {native: module for native, module in out.items() if all(part in network for part in module.parts)}
+        out |= expand(network, "joint_blocks", "transformer_blocks", _BLOCK)
+        last = f"joint_blocks.{len(blocks(network, 'transformer_blocks')) - 1}.context_block.adaLN_modulation.1"
+        if last in out:
+            out[last] = NativeModule(out[last].parts, swap_halves=True)
+        return out
+
+    def identity(self, network: Network) -> Identity:
+        return Identity("stable-diffusion-3", "diffusers", "1024x1024", "sd3", "networks.lora_sd3")
 
     def refusal(self, network: Network) -> str | None:
         """ComfyUI reads the number of blocks off the width: hidden size = 64 * depth."""
-        depth, query = _depth(network), network.get("transformer_blocks.0.attn.to_q")
+        depth, query = len(blocks(network, "transformer_blocks")), network.get("transformer_blocks.0.attn.to_q")
         if query is None:
             return "it has no transformer_blocks.0.attn.to_q, so it is not an SD3 transformer"
         if query[1] != 64 * depth:
             return f"ComfyUI takes an SD3's hidden size to be 64 x depth, and this one has size {query[1]} and {depth} blocks"
         return None
-
-
-def _depth(network: Network) -> int:
-    blocks = [int(found[1]) for name in network if (found := re.match(r"transformer_blocks\.(\d+)\.", name))]
-    return max(blocks, default=-1) + 1

@@ -1,0 +1,293 @@
+"""What every family does alike: load without the encoders, encode and cache prompts, sample with diffusers' own pipeline,
+score, decode. A family says what differs; see `flow.py` and `unet.py` for the two kinds, and a module for each family.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from ..errors import UserError
+from .base import Conditioning, Sampling
+from .conditioning_cache import ConditioningCache, default_folder, fingerprint
+from .decoding import decode_pictures, prepare_decoder, raw_latents
+from .files import CheckpointFile
+from .folders import Folder
+
+Rows = dict[str, torch.Tensor]
+"""Encoded prompts as the network takes them: tensors [B, ...] on its device, in its dtype."""
+
+ENCODED_AT_ONCE = 32  # prompts
+
+
+class Guidance(Enum):
+    """How a base is guided; the value completes "<base> ..."."""
+
+    TWO_PASSES = "is guided by a second pass"
+    EMBEDDED = "takes its guidance scale as an input of the network"
+    NONE = "is distilled and takes no guidance"
+
+
+class PipelinePolicy(ABC):
+    """A policy on a diffusers pipeline. Latents outside of it are [B, C, h, w], whatever the pipeline's own form is."""
+
+    family: ClassVar[str]
+    DENOISER: ClassVar[str] = "transformer"
+    ENCODERS: ClassVar[tuple[str, ...]]
+    TOKENIZERS: ClassVar[tuple[str, ...]]
+    NOT_LOADED: ClassVar[dict[str, Any]] = {}
+    """Parts and options of the pipeline that training has no use for, as arguments of from_pretrained."""
+    OPTIONS: ClassVar[tuple[str, ...]] = ()
+    """Keys of the configuration's `policy` section that only this family takes."""
+
+    def __init__(
+        self,
+        model: str | Path,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        gradient_checkpointing: bool = False,
+        cache: Path | None = None,
+        vae_dtype: torch.dtype | None = None,
+        unused: Sequence[str] = (),
+        parts: str | None = None,
+        files: Mapping[str, str] | None = None,
+        tokenizers: str | None = None,
+    ) -> None:
+        """Load the base without its text encoders. Raises UserError if it is not of this family or can't be read.
+
+        model: a diffusers folder, a hub id, or a file; `parts`, `files` and `tokenizers` complete a file (see `files.py`).
+        `vae_dtype` None is `dtype`. `unused`: encoders and tokenizers to do without.
+        """
+        self._source: Folder | CheckpointFile = (
+            CheckpointFile(Path(model), self.family, parts, files, tokenizers)
+            if Path(model).is_file()
+            else Folder(str(model), self.family)
+        )
+        self.title = self._source.title
+        self.device, self.dtype, self._checkpointing = device, dtype, gradient_checkpointing
+        self._cache_folder = cache or default_folder()
+        index = self._source.index((*unused, *self.NOT_LOADED))
+        self._unused = {*unused, *(name for name in (*self.ENCODERS, *self.TOKENIZERS) if index.get(name, [None])[0] is None)}
+        self._pipe = self._source.load(dtype, **dict.fromkeys((*self.ENCODERS, *self.TOKENIZERS)), **self.NOT_LOADED)
+        self.denoiser = getattr(self._pipe, self.DENOISER)
+        self.denoiser.requires_grad_(False).eval()
+        prepare_decoder(self._pipe.vae, vae_dtype or dtype)
+        if gradient_checkpointing:
+            self.denoiser.enable_gradient_checkpointing()
+        self._cache: ConditioningCache | None = None
+        self.prepare(index)
+        self.to(device)
+
+    # What a family says
+
+    @abstractmethod
+    def prepare(self, index: dict[str, Any]) -> None:
+        """Read what the family needs of the loaded parts. `index`: the model_index.json. Raises UserError."""
+
+    @abstractmethod
+    def encode_prompts(self, pipe: Any, prompts: list[str]) -> list[Rows]:
+        """The tensors of each prompt, without a batch axis, from a pipeline with its encoders on `device`."""
+
+    @abstractmethod
+    def call_arguments(self, rows: Rows, negative: Rows | None, sampling: Sampling) -> dict[str, Any]:
+        """Conditioning and guidance as the pipeline's call takes them; `negative` where guidance takes two passes."""
+
+    @abstractmethod
+    def scheduler(self, sampling: Sampling) -> Any:
+        """A fresh diffusers scheduler for this sampler, its number of steps and its size."""
+
+    @abstractmethod
+    def output(self, z_t: torch.Tensor, t: torch.Tensor, rows: Rows, guidance: float) -> torch.Tensor:
+        """The network's output [B, C, h, w], in the sign and unit of the scheduler; `guidance` is for those that embed it."""
+
+    @abstractmethod
+    def clean(self, z_t: torch.Tensor, t: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+        """x_theta of the network's output, in float32."""
+
+    def guided(self, positive: torch.Tensor, negative: torch.Tensor, guidance: float) -> torch.Tensor:
+        """Classifier-free guidance (arXiv 2207.12598) on two outputs, as the pipeline does it."""
+        return negative + guidance * (positive - negative)
+
+    def guidance_kind(self) -> Guidance:
+        """How this base is guided."""
+        return Guidance.TWO_PASSES
+
+    def pack(self, latents: torch.Tensor) -> torch.Tensor:
+        """[B, C, h, w] as the pipeline's call takes its first noise."""
+        return latents
+
+    def unpack(self, latents: torch.Tensor, height: int, width: int) -> torch.Tensor:
+        """What the pipeline holds between its steps, as [B, C, height, width]."""
+        return latents
+
+    def raw_latents(self, latents: torch.Tensor) -> torch.Tensor:
+        """[B, C, h, w] of the network as the decoder takes them."""
+        return raw_latents(self._pipe.vae, latents)
+
+    def notes(self) -> list[str]:
+        return []
+
+    def lora_facts(self) -> dict[str, str]:
+        return {}
+
+    # The protocol
+
+    def to(self, device: torch.device) -> None:
+        self.denoiser.to(device)
+        self._pipe.vae.to(device)
+
+    @property
+    def size_step(self) -> int:
+        """Sides are multiples of so many pixels."""
+        return self._pipe.vae_scale_factor
+
+    @property
+    def largest_side(self) -> int | None:
+        """Pixels; None = no bound."""
+        return None
+
+    def check_size(self, width: int, height: int, where: str) -> None:
+        """Raises UserError naming the nearest size that the model can take."""
+        step, most = self.size_step, self.largest_side
+        fit = [max(round(side / step), 1) * step for side in (width, height)]
+        fit = [min(side, most) if most else side for side in fit]
+        if [width, height] != fit:
+            raise UserError(
+                f"{where}: {width} x {height} does not fit {self.title}: a side is a multiple of {step}"
+                + (f", at most {most}" if most else "")
+                + f"; the nearest size is {fit[0]} x {fit[1]}"
+            )
+
+    def check(self, sampling: Sampling, negative: str, key: str) -> None:
+        self.check_size(sampling.width, sampling.height, f"{key}.width x {key}.height")
+        kind = self.guidance_kind()
+        if negative and kind is not Guidance.TWO_PASSES:
+            raise UserError(f"{key}.negative_prompt: {self.title} {kind.value}, so no negative prompt is read; leave it empty")
+        if sampling.guidance > 1 and kind is Guidance.NONE:
+            raise UserError(f"{key}.guidance = {sampling.guidance:g}: {self.title} {kind.value}; set it to 1")
+
+    @torch.no_grad()
+    def encode(self, prompts: Sequence[str], negative: str = "") -> Conditioning:
+        texts = [negative, *prompts]
+        if self._cache is None:  # the encoders' content names the cache, so they are read once in any case
+            pipe = self._encoders()
+            modules, tokenizers = (
+                [part for part in (getattr(pipe, name) for name in names) if part is not None]
+                for names in (self.ENCODERS, self.TOKENIZERS)
+            )
+            self._cache = ConditioningCache(
+                self._cache_folder, fingerprint(modules, tokenizers, self.family, str(self.dtype), *self.encoding_facts())
+            )
+            rows = self._cache.fetch(texts, lambda missing: self._encode(pipe, missing))
+        else:
+            rows = self._cache.fetch(texts, lambda missing: self._encode(self._encoders(), missing))
+        first, rows = rows[0], rows[1:]
+        tensors = {k: _stack([row[k] for row in rows]) for k in first}
+        return Conditioning(tensors, torch.arange(len(rows)), {k: v[None] for k, v in first.items()})
+
+    def encoding_facts(self) -> tuple[str, ...]:
+        """What else decides the encoded tensors, such as a length; cached prompts are found by it."""
+        return ()
+
+    def _encoders(self) -> Any:
+        """A pipeline with the text encoders, which leave memory with it."""
+        left_out = dict.fromkeys(sorted(self._unused))
+        pipe = self._source.load(self.dtype, **{self.DENOISER: self.denoiser}, vae=None, **left_out, **self.NOT_LOADED)
+        for name in self.ENCODERS:
+            if getattr(pipe, name) is not None:
+                getattr(pipe, name).to(self.device)
+        return pipe
+
+    def _encode(self, pipe: Any, prompts: list[str]) -> list[Rows]:
+        rows = []
+        for start in range(0, len(prompts), ENCODED_AT_ONCE):
+            part = self.encode_prompts(pipe, prompts[start : start + ENCODED_AT_ONCE])
+            rows += [{key: value.cpu() for key, value in row.items()} for row in part]
+        return rows
+
+    def passes(self, guidance: float) -> int:
+        return 2 if guidance > 1 and self.guidance_kind() is Guidance.TWO_PASSES else 1
+
+    def scored_guidance(self, guidance: float, same: bool) -> float:
+        return guidance if same or self.guidance_kind() is Guidance.EMBEDDED else 1.0
+
+    @torch.no_grad()
+    def sample(
+        self, conditioning: Conditioning, seeds: Sequence[int], sampling: Sampling, on_step: Callable[[], None] | None = None
+    ) -> torch.Tensor:
+        if len(conditioning) != len(seeds):
+            raise ValueError(f"{len(conditioning)} conditionings for {len(seeds)} seeds")
+        self._pipe.scheduler = self.scheduler(sampling)
+        height, width = self._latent_size(sampling)
+        parts = []
+        for start in range(0, len(seeds), sampling.batch_size):
+            part = seeds[start : start + sampling.batch_size]
+            # CPU generators: the noise is the same on every device and for every batch split.
+            shape = (self.latent_channels, height, width)
+            noise = torch.stack([torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in part])
+            rows = conditioning.rows(range(start, start + len(part)))
+            negative = None
+            if self.passes(sampling.guidance) == 2:
+                negative = rows.gather_unconditional(self.device, self.dtype)
+            held: list[torch.Tensor] = []
+            self._pipe(
+                **self.call_arguments(rows.gather(self.device, self.dtype), negative, sampling),
+                num_inference_steps=sampling.steps,
+                width=sampling.width,
+                height=sampling.height,
+                latents=self.pack(noise).to(self.device, self.sampling_dtype),
+                output_type="latent",
+                callback_on_step_end=_hook(on_step, held),
+            )
+            parts.append(self.unpack(held[0].float(), height, width))
+        return torch.cat(parts)
+
+    @property
+    def latent_channels(self) -> int:
+        return self.denoiser.config.in_channels
+
+    @property
+    def sampling_dtype(self) -> torch.dtype:
+        """In which the pipeline keeps latents between steps."""
+        return self.dtype
+
+    def _latent_size(self, sampling: Sampling) -> tuple[int, int]:
+        scale = self._pipe.vae_scale_factor
+        return sampling.height // scale, sampling.width // scale
+
+    def predict_clean(
+        self, z_t: torch.Tensor, t: torch.Tensor, conditioning: Conditioning, guidance: float = 1.0
+    ) -> torch.Tensor:
+        output = self.output(z_t, t, conditioning.gather(self.device, self.dtype), guidance)
+        if self.passes(guidance) == 2:
+            negative = self.output(z_t, t, conditioning.gather_unconditional(self.device, self.dtype), guidance)
+            output = self.guided(output.float(), negative.float(), guidance)
+        return self.clean(z_t.float(), t.float(), output.float())
+
+    def decode(self, latents: torch.Tensor) -> torch.Tensor:
+        return decode_pictures(self._pipe.vae, self.raw_latents(latents), self._pipe.vae_scale_factor, self.device)
+
+
+def _stack(rows: list[torch.Tensor]) -> torch.Tensor:
+    """Rows of one shape, or sequences of different length, which end in zeros then."""
+    longest = max(len(row) for row in rows)
+    if all(len(row) == longest for row in rows):
+        return torch.stack(rows)
+    return torch.stack([torch.cat([row, row.new_zeros(longest - len(row), *row.shape[1:])]) for row in rows])
+
+
+def _hook(on_step: Callable[[], None] | None, held: list[torch.Tensor]) -> Callable[..., dict[str, Any]]:
+    """`held` is left with the latents after the last step: not every pipeline returns them as its network knows them."""
+
+    def after_step(_pipe, _index, _t, tensors):
+        held[:] = [tensors["latents"]]
+        if on_step is not None:
+            on_step()
+        return tensors
+
+    return after_step
