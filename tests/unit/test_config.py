@@ -168,9 +168,18 @@ def test_presets():
     assert config.warnings() == []
     sd3 = load_config({"preset": "sd3", "prompts": {"train": ["a"] * 48, "evaluate": ["b"]}, "rewards": {"jpeg_size": {}}})
     stage_1 = load_config(small(prompts={"train": ["a"] * 48, "evaluate": ["b"]}, rollout={}, iterations=150, name="sd3"))
-    assert sd3.diff_from(stage_1) == ["policy.model", "policy.gradient_checkpointing"]
+    differ = [key for key in sd3.diff_from(stage_1) if not key.startswith("monitors")]
+    assert differ == ["policy.model", "policy.gradient_checkpointing"]
     load_preset("demo")["rollout"]["steps"] = 99
     assert load_preset("demo")["rollout"]["steps"] != 99
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_preset_watches_for_reward_hacking(name):
+    """A reward that is gained by ruining the pictures is seen only beside statistics of the pixels."""
+    prompts = {"prompts": {"train": ["a"] * 48, "evaluate": ["b"]}, "rewards": {"brightness": {}}}
+    config = load_config({"preset": name, **prompts}, check_files=False)
+    assert {"saturation", "high_frequency", "jpeg_size"} <= set(config.monitors)
 
 
 def test_a_file_completes_its_preset(tmp_path):

@@ -324,6 +324,16 @@ def test_the_metrics_have_the_names_and_values_that_readers_rely_on(tiny_sd3):
     assert result.scores.scores.keys() == {"brightness", "saturation"}
 
 
+def test_the_gradient_norm_is_the_one_before_clipping(tiny_sd3):
+    """After clipping it would only ever read as its bound."""
+    norms = []
+    for bound in (None, 1e-6):
+        bench = tiny_bench(tiny_sd3, optimizer={"name": "sgd", "lr": 1e-2, "max_grad_norm": bound})
+        shake(bench)
+        norms.append(iterate(bench).metrics["grad_norm"])
+    assert norms[0] > 1e-5 and norms[1] == pytest.approx(norms[0], rel=1e-4)
+
+
 def test_sampling_of_takes_the_rollouts_settings(tiny_sd3):
     settings = {"sampler": "unipc", "steps": 9, "guidance": 2.5, "width": 32, "height": 48, "batch_size": 5}
     assert vars(trainer.loop.sampling_of(tiny_config(tiny_sd3, rollout=settings))) == {**settings, "shift": None}

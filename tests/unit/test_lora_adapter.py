@@ -161,6 +161,13 @@ def test_load_converts_another_alpha(adapter: LoraAdapter) -> None:
     assert adapter.snapshot().alpha == 8.0
 
 
+def test_a_copy_that_copies_nothing_is_noticed(adapter: LoraAdapter, monkeypatch) -> None:
+    other = random_factors(adapter.snapshot(), 9)
+    monkeypatch.setattr(torch.nn.Parameter, "copy_", lambda self, value: self, raising=False)
+    with pytest.raises(RuntimeError, match="differ from their source"):
+        adapter.load(other)
+
+
 def test_load_refuses_what_does_not_fit_and_changes_nothing(adapter: LoraAdapter) -> None:
     train_a_little(adapter)
     before = adapter.snapshot()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,10 +21,12 @@ from tests import small_run
 from tests.small_run import CPU, EVERYTHING, Watcher, events, go, lora_bytes, new_run, saved, series, small_config, stop_after
 from trainer import cli, requests, runs
 from trainer.commands import resume
+from trainer.ending import first_means
 from trainer.errors import UserError
 from trainer.policies.sd3 import SD3Policy
 from trainer.rewards.brightness import Brightness
 from trainer.rewards.colorfulness import Colorfulness
+from trainer.runs import RunDir
 from trainer.runs.checkpoints import list_checkpoints
 from trainer.training import train
 
@@ -67,6 +70,15 @@ def messages(run, *kinds):
 
 
 # --- the run itself
+
+
+def test_the_numbers_of_the_start_outlive_its_pictures(unbroken, tmp_path):
+    """Somebody made room: the summary takes them from the events then."""
+    run = RunDir(shutil.copytree(unbroken["everything"].path, tmp_path / "small"))
+    shutil.rmtree(run.evaluation(0))
+    means, before = first_means(run), series(run)
+    assert means["eval/brightness/mean"] == before["eval/brightness/mean"][0][1]
+    assert means["eval/total/mean"] == before["eval/total/mean"][0][1]
 
 
 def test_the_run_directory_of_a_finished_run(unbroken):
