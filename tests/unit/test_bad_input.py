@@ -373,3 +373,19 @@ def test_a_log_that_cannot_be_written_ends_no_run_and_prints_nothing(config, tmp
     err = capfd.readouterr().err
     assert "Logging error" not in err and "Traceback" not in err and runs.read_state(run).status == runs.FINISHED
     assert json.loads(run.summary_file.read_text())["iterations"] == 1
+
+
+def test_a_hub_that_cannot_be_reached_is_one_line_at_once(refused, tmp_path, monkeypatch):
+    """The hub's own library tries for half a minute, with a line for each try."""
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    arguments = ["demo", "--output", tmp_path / "runs", "--set", "policy.model=nobody/nothing"]
+    refused(
+        arguments, "policy.model", "'nobody/nothing'", "http://127.0.0.1:1", "refused", "hub id that is cached or reachable"
+    )
+
+
+@pytest.mark.parametrize("command", [["demo"], ["train", "demo"]])
+def test_a_file_as_the_folder_for_runs(refused, tmp_path, command):
+    (tmp_path / "a file").write_text("")
+    refused([*command, "--output", tmp_path / "a file"], "--output", "is a file; give a folder")

@@ -26,6 +26,8 @@ def run(args) -> int:
 
 def start(config: RunConfig, root: Path, device_name: str, run_id: str | None = None) -> int:
     """Build all parts first, so that bad input leaves nothing behind; then make the run and train."""
+    if root.exists() and not root.is_dir():
+        raise UserError(f"--output {root} is a file; give a folder for runs, which is made if need be")
     device = choose_device(device_name)
     if run_id is not None:
         check_new_run(root, run_id)

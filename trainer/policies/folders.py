@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import torch
 
 from ..errors import UserError, one_line
 from ..families import FAMILIES, Family, family_of_pipeline
+
+_HUB_TIMEOUT_S = 10
 
 
 class Folder:
@@ -33,8 +37,14 @@ class Folder:
         here = Path(model)
         if here.is_dir() and not (here / "model_index.json").is_file():
             raise UserError(f"{key}: {model} is not a diffusers pipeline folder: it has no model_index.json")
+        if not here.is_dir() and (reason := unreachable(model)):
+            raise UserError(
+                f"{key}: {model!r} is no folder here, and as a hub id it can't be fetched: {reason}; give a diffusers folder, "
+                "or a hub id that is cached or reachable"
+            )
         try:
-            index = DiffusionPipeline.load_config(model)
+            with quiet():
+                index = DiffusionPipeline.load_config(model)
         except Exception as error:
             raise UserError(
                 f"{key}: {model!r} can't be read as a diffusers folder or hub id ({one_line(error)[:200]}); "
@@ -74,6 +84,28 @@ class Folder:
         return pipe
 
 
+def unreachable(model: str) -> str | None:
+    """Why a hub id that is not cached can't be fetched; None if the hub answers, whatever it says.
+
+    Asked first, because the hub's own library tries for half a minute, aloud, and then blames the model.
+    """
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.constants import ENDPOINT, HF_HUB_OFFLINE
+
+    with suppress(ValueError):  # not a hub id at all: the library says so itself
+        if isinstance(try_to_load_from_cache(model, "model_index.json"), str):
+            return None
+    if HF_HUB_OFFLINE:
+        return "it is not cached, and HF_HUB_OFFLINE is set"
+    try:
+        urlopen(Request(ENDPOINT, method="HEAD"), timeout=_HUB_TIMEOUT_S).close()
+    except HTTPError:
+        return None
+    except (OSError, ValueError) as error:
+        return f"{ENDPOINT} can't be reached ({getattr(error, 'reason', None) or one_line(error)})"
+    return None
+
+
 def pipeline_class(family: Family) -> Any:
     """The family's pipeline. Raises UserError where diffusers is too old to have it."""
     import diffusers
@@ -106,6 +138,7 @@ def quiet() -> Iterator[None]:
         with warnings.catch_warnings():
             # Newer diffusers call it `dtype`, older ones would ignore that word and load float32.
             warnings.filterwarnings("ignore", message=".*torch_dtype.*", category=FutureWarning)
+            warnings.filterwarnings("ignore", message=".*local_dir_use_symlinks.*", category=UserWarning)
             yield
     finally:
         if bars:
