@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import sys
 import tempfile
@@ -38,6 +39,7 @@ SHOWN = {
     ("lightbox", 1280, True),
     ("headless", 1280, False),
 }
+_LARGE = re.compile(r"^a yellow triangle to the right of one yellow square")  # the prompt that is shown in full size
 # The left half of the workflow, with the training node in sight above the bottom panel and beside the sidebar.
 _TRAINING_ONLY = """workflow => {
   const kept = workflow.nodes.filter(node => node.id >= 2 && node.id <= 11)
@@ -127,7 +129,8 @@ def photograph_comfy(shoot: Photographer, browser: Any, server: ComfyServer, cli
         view.get_by_text("Before / after").click()
         shoot.take(tab.page, "wipe", width, dark)
         view.get_by_text("All iterations").click()
-        panel.pictures().last.click()
+        view.get_by_label("Seeds").select_option(index=1)
+        panel.pictures().and_(tab.page.get_by_role("button", name=_LARGE)).last.click()
         tab.page.get_by_role("dialog", name="Sample picture").get_by_role("row").nth(1).wait_for()
         shoot.take(tab.page, "lightbox", width, dark)
         tab.page.context.close()

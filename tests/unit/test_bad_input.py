@@ -278,7 +278,9 @@ def test_scoring_a_torn_picture(refused, tmp_path):
 def test_an_output_that_cannot_be_written(refused, tmp_path, stopped_run, config):
     blocked = tmp_path / "a file"
     blocked.write_text("")
-    refused(["train", config(), "--output", blocked], "a file", "Choose a folder that can be written")
+    for command in (["train", config()], ["demo"]):
+        refused([*command, "--output", blocked], "--output", "a file", "give a folder")
+        refused([*command, "--output", blocked / "runs"], "a file", "Choose a folder that can be written")
     refused(["sample", stopped_run.path, "--images", 1, "--output", blocked], "a file")
     refused(["export", stopped_run.path, "--output", blocked / "a.safetensors"], "a file", "cannot write")
     picture = next((stopped_run.samples / "000000").glob("p*.png"))
@@ -383,9 +385,3 @@ def test_a_hub_that_cannot_be_reached_is_one_line_at_once(refused, tmp_path, mon
     refused(
         arguments, "policy.model", "'nobody/nothing'", "http://127.0.0.1:1", "refused", "hub id that is cached or reachable"
     )
-
-
-@pytest.mark.parametrize("command", [["demo"], ["train", "demo"]])
-def test_a_file_as_the_folder_for_runs(refused, tmp_path, command):
-    (tmp_path / "a file").write_text("")
-    refused([*command, "--output", tmp_path / "a file"], "--output", "is a file; give a folder")

@@ -42,7 +42,8 @@ def test_it_shows_all_and_changes_nothing(tmp_path, tiny_sd3, new_page, dark):
         panel.until(lambda: all_pictures_loaded(page.locator("body")), "the pictures are there")
         page.reload()
         panel.tabs.wait_for()
-        assert "tiny" in page.get_by_role("combobox", name="Run", exact=True).input_value()
+        chosen = page.get_by_role("combobox", name="Run", exact=True)
+        panel.until(lambda: "tiny" in chosen.input_value(), "the run is chosen")
 
 
 @pytest.fixture

@@ -32,7 +32,8 @@ def test_stop_and_save_then_delete(comfy, client, live, open_page):
     dialog.wait_for()
     tab.page.keyboard.press("Escape")
     dialog.wait_for(state="hidden")
-    assert panel.card(live.NAME).is_visible() and state(client, run)["id"] == run
+    panel.card(live.NAME).wait_for()
+    assert state(client, run)["id"] == run
     panel.press(live.NAME, "Delete…")
     dialog.get_by_role("button", name="Delete run").click()
     for page in (panel, other.panel):

@@ -52,7 +52,7 @@ def test_curves_smooth_zoom_and_compare(open_page, client):
 
     panel.drag(0.45, 0.6)
     panel.until(lambda: len(panel.curve()) < 6, "the chart shows the stretch that was drawn over")
-    assert view.get_by_label("From iteration").input_value() == "2"
+    panel.until(lambda: view.get_by_label("From iteration").input_value() == "2", "the field says where the stretch begins")
     panel.figure().locator(".nsewdrag").first.dblclick()
     panel.until(lambda: panel.curve() == [1, 2, 3, 4, 5, 6], "a double click shows the whole run again")
     panel.until(lambda: re.search(r"iteration [1-6].*smoothed", panel.hover()), "under the mouse stand iteration and values")
@@ -78,7 +78,7 @@ def test_pictures_by_keyboard(open_page, client):
     panel, keys = tab.panel.open_sidebar().open_run(RUN), tab.page.keyboard
     view = panel.tab("Samples")
     for iteration in EVALUATIONS:
-        assert panel.pictures(iteration).count(), f"a column for iteration {iteration}"
+        panel.pictures(iteration).first.wait_for()
     panel.until(lambda: all_pictures_loaded(view), "the pictures are there")
 
     first = panel.pictures(0).first
@@ -90,8 +90,8 @@ def test_pictures_by_keyboard(open_page, client):
     keys.press("Enter")
     light = tab.page.get_by_role("dialog", name="Sample picture")
     light.wait_for()
-    assert light.get_by_role("heading", name=prompt).is_visible()
-    assert light.get_by_text(seed, exact=True).is_visible(), "the seed is there to its last digit"
+    light.get_by_role("heading", name=prompt).wait_for()
+    light.get_by_text(seed, exact=True).wait_for()  # to its last digit
     light.get_by_role("row", name=re.compile("^brightness")).wait_for()
     keys.press("ArrowRight")
     light.get_by_role("img", name=re.compile(f"iteration 2, seed {seed}")).wait_for()
