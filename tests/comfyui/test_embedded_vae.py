@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.comfyui.comfyui_site import comfyui_site
 from tests.comfyui.comfyui_tree import NoComfyUI, comfyui_tree, missing
 from trainer.demo import MODEL_DIR
 
@@ -27,6 +29,7 @@ def test_comfyui_decodes_and_encodes_the_same(tmp_path):
 
     try:
         tree = comfyui_tree()
+        site = comfyui_site(tree)
     except NoComfyUI as error:
         missing(str(error))
     vae = AutoencoderTiny.from_pretrained(MODEL_DIR / "vae").eval()
@@ -37,7 +40,8 @@ def test_comfyui_decodes_and_encodes_the_same(tmp_path):
     save_file({"latents": latents}, tmp_path / "latents.safetensors")
     save_file({"pictures": pictures}, tmp_path / "pictures.safetensors")
     files = [str(tmp_path / f"{name}.safetensors") for name in ("vae", "latents", "pictures", "out")]
-    done = subprocess.run([sys.executable, str(PROBE), str(tree), *files], capture_output=True, text=True, timeout=300)
+    env = {**os.environ, "PYTHONPATH": str(site)}
+    done = subprocess.run([sys.executable, str(PROBE), str(tree), *files], capture_output=True, text=True, timeout=300, env=env)
     assert done.returncode == 0, done.stderr[-2000:]
     theirs = load_file(files[-1])
     with torch.no_grad():
