@@ -12,7 +12,7 @@ import torch
 
 from .base import Sampling
 from .flow import PackedFlowPolicy
-from .pipeline import Guidance, Rows
+from .pipeline import Guidance, Rows, pooled_arguments
 
 T5_TOKENS = 512  # the pipeline's default, and that of Black Forest Labs for dev
 
@@ -43,18 +43,8 @@ class FluxPolicy(PackedFlowPolicy):
         return [{"context": c, "pooled": p} for c, p in zip(context, pooled, strict=True)]
 
     def call_arguments(self, rows: Rows, negative: Rows | None, sampling: Sampling) -> dict[str, Any]:
-        arguments = {
-            "prompt_embeds": rows["context"],
-            "pooled_prompt_embeds": rows["pooled"],
-            "guidance_scale": sampling.guidance,
-        }
-        if negative is not None:
-            arguments |= {
-                "negative_prompt_embeds": negative["context"],
-                "negative_pooled_prompt_embeds": negative["pooled"],
-                "true_cfg_scale": sampling.guidance,
-            }
-        return arguments
+        arguments = pooled_arguments(rows, negative, sampling)
+        return arguments if negative is None else {**arguments, "true_cfg_scale": sampling.guidance}
 
     def output(self, z_t: torch.Tensor, t: torch.Tensor, rows: Rows, guidance: float) -> torch.Tensor:
         height, width = z_t.shape[-2:]

@@ -273,6 +273,21 @@ class PipelinePolicy(ABC):
         return decode_pictures(self._pipe.vae, self.raw_latents(latents), self._pipe.vae_scale_factor, self.device)
 
 
+def pooled_arguments(rows: Rows, negative: Rows | None, sampling: Sampling) -> dict[str, Any]:
+    """`call_arguments` of the pipelines that take a prompt as its tokens (`context`) and one pooled vector (`pooled`)."""
+    arguments = {
+        "prompt_embeds": rows["context"],
+        "pooled_prompt_embeds": rows["pooled"],
+        "guidance_scale": sampling.guidance,
+    }
+    if negative is not None:
+        arguments |= {
+            "negative_prompt_embeds": negative["context"],
+            "negative_pooled_prompt_embeds": negative["pooled"],
+        }
+    return arguments
+
+
 def _stack(rows: list[torch.Tensor]) -> torch.Tensor:
     """Rows of one shape, or sequences of different length, which end in zeros then."""
     longest = max(len(row) for row in rows)

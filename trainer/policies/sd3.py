@@ -10,7 +10,7 @@ import torch
 
 from .base import Sampling
 from .flow import FlowPolicy
-from .pipeline import Rows
+from .pipeline import Rows, pooled_arguments
 from .samplers import TRAIN_TIMESTEPS
 
 T5_TOKENS = 256  # the pipeline's default
@@ -62,17 +62,7 @@ class SD3Policy(FlowPolicy):
         return [{"context": c, "pooled": p} for c, p in zip(context, pooled, strict=True)]
 
     def call_arguments(self, rows: Rows, negative: Rows | None, sampling: Sampling) -> dict[str, Any]:
-        arguments = {
-            "prompt_embeds": rows["context"],
-            "pooled_prompt_embeds": rows["pooled"],
-            "guidance_scale": sampling.guidance,
-        }
-        if negative is not None:
-            arguments |= {
-                "negative_prompt_embeds": negative["context"],
-                "negative_pooled_prompt_embeds": negative["pooled"],
-            }
-        return arguments
+        return pooled_arguments(rows, negative, sampling)
 
     def output(self, z_t: torch.Tensor, t: torch.Tensor, rows: Rows, guidance: float) -> torch.Tensor:
         with self.attention(self.tokens(*z_t.shape[-2:]) + rows["context"].shape[1]):

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 
 from .base import Sampling
-from .pipeline import Rows
+from .pipeline import Rows, pooled_arguments
 from .unet import UNetPolicy
 
 
@@ -25,17 +25,7 @@ class SDXLPolicy(UNetPolicy):
         return [{"context": c, "pooled": p} for c, p in zip(context, pooled, strict=True)]
 
     def call_arguments(self, rows: Rows, negative: Rows | None, sampling: Sampling) -> dict[str, Any]:
-        arguments = {
-            "prompt_embeds": rows["context"],
-            "pooled_prompt_embeds": rows["pooled"],
-            "guidance_scale": sampling.guidance,
-        }
-        if negative is not None:
-            arguments |= {
-                "negative_prompt_embeds": negative["context"],
-                "negative_pooled_prompt_embeds": negative["pooled"],
-            }
-        return arguments
+        return pooled_arguments(rows, negative, sampling)
 
     def added_conditions(self, z_t: torch.Tensor, rows: Rows) -> dict[str, torch.Tensor]:
         """The pooled prompt, and size, crop and target size as the pipeline fills them in: the picture's own, uncropped."""
