@@ -13,6 +13,8 @@ from . import bases, knobs, prompt_text, reward_options
 from .choices import PolicyChoice, PromptSet, RewardChoice, Settings
 
 _NODES = {"policy": bases.NODE, "prompts": prompt_text.NODE, "name": "V-GRPO Train LoRA"}
+# What the Policy node's inputs that save memory say when nobody has touched them.
+_MEMORY = {"gradient_checkpointing": False, "quantization": "none", "offload": "none", "vae_tiling": "auto"}
 _KEY = re.compile(rf"\b({'|'.join(RunConfig.model_fields)})\b(?:\.(\w+))?")
 
 
@@ -30,7 +32,7 @@ def assemble(policy: PolicyChoice, prompts: PromptSet, rewards: RewardChoice, se
     data: dict[str, Any] = {
         **settings.changes,
         "name": name,
-        "policy": {**settings.changes.get("policy", {}), **policy.config},
+        "policy": {**settings.changes.get("policy", {}), **_policy(policy, settings)},
         "prompts": {"train": list(prompts.train), "evaluate": list(prompts.evaluate)},
         "rewards": rewards.rewards,
         "monitors": rewards.monitors,
@@ -44,6 +46,13 @@ def assemble(policy: PolicyChoice, prompts: PromptSet, rewards: RewardChoice, se
     for reward in config.rewards:
         _refuse_unscorable(config, reward, prompts.train)
     return config
+
+
+def _policy(policy: PolicyChoice, settings: Settings) -> dict[str, Any]:
+    """What the Policy node says. Its inputs always have a value, so with a hardware those at their default leave it to that."""
+    if settings.changes.get("hardware", knobs.NO_HARDWARE) == knobs.NO_HARDWARE:
+        return policy.config
+    return {key: value for key, value in policy.config.items() if key not in _MEMORY or value != _MEMORY[key]}
 
 
 def _node(text: str) -> str:

@@ -15,13 +15,14 @@ import annotated_types
 from pydantic.fields import FieldInfo
 
 from ..trainer.config import DEMO_MODEL, RolloutConfig, RunConfig, load_config, load_preset, preset_names
+from ..trainer.config.hardware import CHOICES as HARDWARE
 from ..trainer.config.table import is_section, show
 from ..trainer.config.text import parse
 from ..trainer.errors import UserError
 from .choices import Settings, typed
 
 NODE = "V-GRPO Settings"
-NO_PRESET = "none"
+NO_PRESET = NO_HARDWARE = "none"
 AS_PRESET = "preset"
 _MOST = 2**53 - 1  # the largest whole number that a page keeps exactly
 # Sections that other nodes hold, by the names of those nodes.
@@ -65,6 +66,11 @@ def choose_settings(preset: str, values: Mapping[str, Any], more: str) -> Settin
     if preset not in presets():
         raise UserError(f"{NODE}: preset = {preset!r}; allowed: {', '.join(presets())}")
     changes = read_more(more)
+    hardware = values.get("hardware") or NO_HARDWARE
+    if hardware not in HARDWARE:
+        raise UserError(f"{NODE}: hardware = {hardware!r}; allowed: {', '.join(HARDWARE)}")
+    if hardware != NO_HARDWARE:
+        _set(changes, "hardware", hardware, f"{NODE}: the input hardware and 'more'")
     for knob in KNOBS:
         value = values.get(knob.id, knob.default)
         if value is None or value == knob.default:
@@ -109,7 +115,9 @@ def differences(settings: Settings) -> str:
     lines = [f"{key}: {show(old.get(key))} -> {show(new.get(key))}" for key in mine.diff_from(base)]
     start = f"preset {settings.preset}" if settings.preset else "the method's defaults"
     head = f"{start}, {len(lines)} change{'s' if len(lines) != 1 else ''}" if lines else f"{start}, unchanged"
-    return "\n".join([head, *lines, *(f"note: {warning}" for warning in mine.warnings())])
+    hardware = settings.changes.get("hardware", NO_HARDWARE)
+    later = [f"hardware: {hardware}, settled when the training starts, for its base"] if hardware != NO_HARDWARE else []
+    return "\n".join([head, *lines, *later, *(f"note: {warning}" for warning in mine.warnings())])
 
 
 def _checked(settings: Settings, also: Settings | None = None) -> RunConfig:

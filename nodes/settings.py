@@ -28,6 +28,14 @@ class VGRPOSettings(io.ComfyNode):
                     tooltip="Where every knob starts: demo suits the embedded model, sd3 is the paper's stage 1 for SD 3.5 "
                     "Medium, none is the method's own defaults. Model, prompts and rewards come from their own nodes.",
                 ),
+                io.Combo.Input(
+                    "hardware",
+                    options=list(knobs.HARDWARE),
+                    default=knobs.NO_HARDWARE,
+                    optional=True,
+                    tooltip="Settings for a size of graphics memory: batches, checkpointing, offloading, quantisation. auto "
+                    "takes the largest class that fits into what is free; none leaves all as the preset and the nodes say.",
+                ),
                 *(_input(knob) for knob in KNOBS),
                 _collapsed(
                     io.String.Input(

@@ -22,6 +22,7 @@ V-GRPO: train a LoRA for an image model with online RL.
 
   demo     train the embedded model, no download, no GPU: minutes to a LoRA and a before/after grid
   train    train what a configuration file says
+  plan     tell what memory and work a run will need, without loading its base
   resume   go on with a run that was stopped, killed or lost
   sample   make pictures with a run's LoRA
   score    score pictures with rewards
@@ -84,6 +85,22 @@ def build_parser() -> argparse.ArgumentParser:
         "--run-id", help="name of the new run folder: a-z, 0-9 and '-' (default: from the configuration's name and the time)"
     )
     _add_run_options(train)
+
+    plan = add(
+        "plan",
+        "tell what memory, network evaluations and time a run will need, without loading its base. Exit code 0 if it fits, "
+        "1 if it does not, 2 for bad input",
+        "python trainer/cli.py plan my.yaml --memory 16\n"
+        "python trainer/cli.py plan flux --set rollout.width=1024 --set rollout.height=1024 --set hardware=24gb --json",
+    )
+    plan.add_argument("config", help="a YAML file, or the name of a preset")
+    plan.add_argument("--memory", type=float, metavar="GIB", help="free memory to plan for (default: what the device has now)")
+    plan.add_argument("--measure", action="store_true", help="measure this device's speed on one block, to tell the time")
+    plan.add_argument("--json", action="store_true", help="print data: bytes, seconds, FLOPs")
+    plan.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help="change a key, e.g. hardware=16gb"
+    )
+    plan.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps, xpu")
 
     resume = add("resume", "go on with a run", "python trainer/cli.py resume runs/demo-20260101-120000-abcd")
     _add_run_argument(resume)

@@ -77,3 +77,20 @@ def choose_device(wanted: str = "auto"):
     if colon and int(number) >= count:
         raise UserError(f"device: there is no {wanted}; this machine has {count} {kind} device(s), from {kind}:0")
     return torch.device(wanted)
+
+
+def free_memory(device) -> int | None:
+    """Bytes that a process of its own would find free on a torch device, counting what this one holds; None if nobody says."""
+    import torch
+
+    if device.type in ("cuda", "xpu"):
+        kind = getattr(torch, device.type)
+        free, _ = kind.mem_get_info(device)
+        return free + kind.memory_reserved(device)
+    if device.type == "mps":
+        return torch.mps.recommended_max_memory()
+    try:
+        import psutil  # comes with accelerate
+    except ImportError:
+        return None
+    return psutil.virtual_memory().available

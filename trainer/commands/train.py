@@ -21,7 +21,7 @@ def run(args) -> int:
     source: Any = Path(args.config)
     if not source.exists() and args.config in preset_names():
         source = {"preset": args.config}
-    return start(load_config(source, args.overrides), args.output, args.device, args.run_id)
+    return start(load_config(source, args.overrides, device=args.device), args.output, args.device, args.run_id)
 
 
 def start(config: RunConfig, root: Path, device_name: str, run_id: str | None = None) -> int:

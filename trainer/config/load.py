@@ -14,7 +14,8 @@ from pydantic import ValidationError
 from ..errors import UserError
 from ..prompts import DEMO
 from .fields import absolute, looks_like_path
-from .model import DEMO_MODEL, PARTS, RunConfig
+from .hardware import hardware_settings
+from .model import DEMO_MODEL, FAMILIES, PARTS, RunConfig
 from .problems import explain, section_names, unknown_key
 from .table import show
 from .text import parse
@@ -26,13 +27,15 @@ _MODELS_OF_REWARDS = ("model", "clip_model")  # options that may be paths
 
 
 def load_config(
-    source: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), *, check_files: bool = True
+    source: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), *, check_files: bool = True, device: str = "auto"
 ) -> RunConfig:
     """The checked, self-contained configuration: prompts inlined, paths absolute.
 
     source: a mapping, the path of a UTF-8 YAML file, or YAML text (a string of several lines). It may name a `preset` that it
-        completes; its `rewards` and `monitors` replace the preset's as a whole, all else is merged key by key.
+        completes; its `rewards` and `monitors` replace the preset's as a whole, all else is merged key by key. It may name a
+        `hardware` (see hardware.py), whose settings lie between the two; neither word is a key of the result.
     overrides: `a.b=c`, the value read as YAML; later ones win.
+    device: where the run is to take place, as on the command line; `hardware: auto` asks for its free memory.
     check_files: False skips the check that the base model and the LoRA to continue from exist, to look at an old run.
     Relative paths count from the file's folder; in a mapping, a text or an override from the current one.
     Raises UserError: one line with the first problem (key, value, what is allowed) and the number of further ones.
@@ -40,14 +43,19 @@ def load_config(
     data, origin, base = _read(source)
     preset = data.pop("preset", None)
     data = _anchored(data, base)
+    under: dict[str, Any] = {}
     if preset is not None:
         if not isinstance(preset, str):
             raise UserError(f"{origin}preset = {show(preset)}; allowed: one of {', '.join(preset_names())}")
-        data = _merge(_located(origin, lambda: load_preset(preset)), data)
-    overridden = {}
-    for text in overrides:
-        data, key = _override(data, text)
-        overridden[key] = f"override {text!r}: "
+        under = _located(origin, lambda: load_preset(preset))
+    hardware, overrides, said = _hardware(data.pop("hardware", None), overrides, origin)
+    asked, overridden = _overridden(_merge(under, data), overrides)
+    if hardware is not None:
+        policy = asked.get("policy") if isinstance(asked.get("policy"), dict) else {}
+        family, model = policy.get("family", FAMILIES[0]), policy.get("model", "")
+        settings = _located(said, lambda: hardware_settings(hardware, str(family), str(model), device))
+        asked, overridden = _overridden(_merge(_merge(under, settings), data), overrides)
+    data = asked
     try:
         return RunConfig.model_validate(data, context={"check_files": check_files})
     except ValidationError as error:
@@ -158,6 +166,28 @@ def _merge(under: dict[str, Any], over: dict[str, Any], depth: int = 0) -> dict[
             _merge(below, value, depth + 1) if isinstance(below, dict) and isinstance(value, dict) and not whole else value
         )
     return merged
+
+
+def _hardware(value: Any, overrides: Sequence[str], origin: str) -> tuple[Any, list[str], str]:
+    """The hardware that the source or, the last of them winning, an override names; the other overrides; and who named it."""
+    rest = []
+    for text in overrides:
+        key, equals, word = text.partition("=")
+        if equals and key.strip() == "hardware":
+            origin = f"override {text!r}: "
+            value = parse(word, origin.rstrip(": "))
+        else:
+            rest.append(text)
+    return value, rest, origin
+
+
+def _overridden(data: dict[str, Any], overrides: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """A copy of the data with the overrides applied; and for each key that one of them sets, the words for errors about it."""
+    data, where = copy.deepcopy(data), {}
+    for text in overrides:
+        data, key = _override(data, text)
+        where[key] = f"override {text!r}: "
+    return data, where
 
 
 def _override(data: dict[str, Any], text: str) -> tuple[dict[str, Any], str]:

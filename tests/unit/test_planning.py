@@ -1,0 +1,338 @@
+"""What `plan` says of a run: against what its phases really take, and how each setting counts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.allocations import peak_of
+from tests.real_phases import real_phases
+from tests.tiny_families import make_folder
+from trainer.config import FAMILIES, load_config
+from trainer.errors import UserError
+from trainer.families import FAMILIES as BY_NAME
+from trainer.planning.architectures import published
+from trainer.planning.blueprint import blueprint_of
+from trainer.planning.hollow import meta_module
+from trainer.planning.plan import DECODE, ENCODE, OLD, ROLLOUT, UPDATE, Planner
+from trainer.planning.tokens import stand_in
+from trainer.planning.tracking import Usage
+from trainer.planning.weights import DenoiserSizes, bytes_a_weight, bytes_of
+from trainer.policies import policy_class
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+FLOAT = 4  # bytes
+
+
+def config_of(folder, family="sd3", pixels=64, **changes):
+    data = {
+        "policy": {"family": family, "model": str(folder), "dtype": "float32", "vae_dtype": "float32", "lora": {"rank": 4}},
+        "prompts": {"train": ["a red square", "two blue circles above a green star"], "evaluate": ["a green star"]},
+        "rewards": {"brightness": {}},
+        "rollout": {
+            "group_size": 4,
+            "prompts_per_iteration": 1,
+            "width": pixels,
+            "height": pixels,
+            "batch_size": 4,
+            "steps": 6,
+        },
+        "surrogate": {"pairs": 2, "batch_size": 4},
+        "objective": {"gradient_steps": 2},
+        "evaluation": {"steps": 6},
+    }
+    for key, value in changes.items():
+        data[key] = {**data.get(key, {}), **value} if isinstance(value, dict) and key != "rewards" else value
+    return load_config(data)
+
+
+def changed(config, section, **values):
+    part = getattr(config, section).model_copy(update=values)
+    return config.model_copy(update={section: part})
+
+
+def phases(plan):
+    return {phase.name: phase for phase in plan.phases}
+
+
+@pytest.fixture(scope="module")
+def planner():
+    return Planner(CPU)
+
+
+# --- against what is really taken
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(
+    "family", ["sd3", pytest.param("sdxl", marks=pytest.mark.slow), pytest.param("flux", marks=pytest.mark.slow)]
+)
+def test_tensors_are_what_the_allocator_hands_out(tmp_path, family, checkpointing):
+    folder = make_folder(family, tmp_path / "model")
+    config = config_of(folder, family, 128)
+    config = changed(config, "policy", gradient_checkpointing=checkpointing)
+    planned = phases(Planner(CPU).plan(config))
+    compared = []
+    for name, run in real_phases(config, CPU, tmp_path / "cache"):
+        run()  # what is made once and kept is no part of it
+        compared.append(name)
+        assert planned[name].tensors == pytest.approx(peak_of(run), rel=0.15), name
+    assert compared == [ENCODE, ROLLOUT, DECODE, OLD, UPDATE]
+
+
+def test_weights_and_factors_are_those_of_the_real_parts(tiny_sd3, planner):
+    from trainer.setup import build_bench
+
+    config = config_of(tiny_sd3)
+    bench = build_bench(config, CPU)
+    denoiser, vae = bench.policy.denoiser, bench.policy._pipe.vae
+    factors = sum(p.numel() for p in bench.learner.adapter.parameters()) * FLOAT
+    plan = phases(planner.plan(config))
+    assert plan[UPDATE].weights == bytes_of([denoiser, vae]) - factors
+    latents = 4 * 16 * 8 * 8 * FLOAT
+    # Factors, their average, theta_old's, two moments of the optimiser, gradients.
+    assert plan[UPDATE].trained == 6 * factors + latents
+    assert plan[OLD].trained == 5 * factors + latents
+    merged = sum(bench.learner.adapter._layers[name].get_base_layer().weight.numel() for name in bench.learner.adapter.names)
+    assert plan[ROLLOUT].weights == plan[UPDATE].weights + merged * FLOAT
+
+
+def test_a_plan_holds_no_weights(planner):
+    """FLUX.1 dev has 22 GiB of them: the probe's tensors have no storage."""
+    blueprint = blueprint_of(load_config(preset_source("flux")).policy)
+    pipe = blueprint.load(torch.bfloat16, text_encoder=None, text_encoder_2=None, tokenizer=None, tokenizer_2=None)
+    assert all(parameter.is_meta for parameter in pipe.transformer.parameters())
+    assert bytes_of(pipe.transformer) > 22 * 2**30
+
+
+# --- how settings count
+
+
+def test_checkpointing_and_batches_change_the_tensors_of_their_phase_alone(tiny_sd3, planner):
+    config = config_of(tiny_sd3)
+    base = phases(planner.plan(config))
+    saved = phases(planner.plan(changed(config, "policy", gradient_checkpointing=True)))
+    assert saved[UPDATE].tensors < base[UPDATE].tensors
+    assert saved[ROLLOUT].tensors == base[ROLLOUT].tensors
+    fewer = phases(planner.plan(changed(config, "surrogate", batch_size=2)))
+    assert fewer[UPDATE].tensors < base[UPDATE].tensors and fewer[OLD].tensors < base[OLD].tensors
+    assert fewer[DECODE] == base[DECODE]
+    smaller = phases(planner.plan(changed(config, "rollout", batch_size=1)))
+    assert smaller[ROLLOUT].tensors < base[ROLLOUT].tensors and smaller[DECODE].tensors < base[DECODE].tensors
+    assert smaller[UPDATE].tensors == base[UPDATE].tensors
+
+
+def test_rank_optimiser_and_average_change_what_is_trained(tiny_sd3, planner):
+    config = config_of(tiny_sd3)
+    base = phases(planner.plan(config))[UPDATE].trained
+    double = changed(config, "policy", lora=config.policy.lora.model_copy(update={"rank": 8, "alpha": 16.0}))
+    latents = 4 * 16 * 8 * 8 * FLOAT
+    assert phases(planner.plan(double))[UPDATE].trained - latents == 2 * (base - latents)
+    factors = (base - latents) // 6
+    assert phases(planner.plan(changed(config, "optimizer", ema_decay=0.0)))[UPDATE].trained == base - factors
+    assert phases(planner.plan(changed(config, "optimizer", name="sgd")))[UPDATE].trained == base - 2 * factors
+    small = phases(planner.plan(changed(config, "optimizer", name="adamw8bit")))[UPDATE].trained
+    assert base - 2 * factors < small < base - factors
+
+
+def test_guidance_by_two_passes_doubles_evaluations_and_work(tiny_sd3, planner):
+    config = config_of(tiny_sd3)
+    base = phases(planner.plan(config))
+    guided = phases(planner.plan(changed(config, "rollout", guidance=4.0)))
+    assert base[ROLLOUT].evaluations == 4 * 6 and guided[ROLLOUT].evaluations == 2 * 4 * 6
+    assert guided[ROLLOUT].flops == pytest.approx(2 * base[ROLLOUT].flops, rel=0.01)
+    assert guided[ROLLOUT].tensors > base[ROLLOUT].tensors
+    same = changed(changed(config, "rollout", guidance=4.0), "surrogate", guidance="same")
+    assert phases(planner.plan(same))[UPDATE].evaluations == 2 * base[UPDATE].evaluations == 2 * 4 * 2
+
+
+def test_theta_old_is_a_phase_only_with_several_gradient_steps(tiny_sd3, planner):
+    config = config_of(tiny_sd3, objective={"gradient_steps": 1})
+    assert OLD not in phases(planner.plan(config))
+    assert planner.plan(config).evaluations == 4 * 6 + 4 * 2
+
+
+def test_an_evaluation_that_is_guided_while_rollouts_are_not_is_a_phase(tiny_sd3, planner):
+    config = config_of(tiny_sd3, evaluation={"steps": 6, "guidance": 5.0, "prompts": 2})
+    found = phases(planner.plan(config))
+    assert found["evaluate"].tensors > 0 and "evaluate" not in phases(planner.plan(config_of(tiny_sd3)))
+
+
+def test_offloading_takes_away_what_a_phase_does_not_need(tiny_sd3):
+    config, planner = config_of(tiny_sd3), Planner(CUDA)
+    stays = phases(planner.plan(config))
+    away = phases(planner.plan(changed(config, "policy", offload="model")))
+    probe = planner.probe(config)
+    denoiser, vae = probe.sizes.resident("none", "none"), bytes_of(probe.vae)
+    assert stays[UPDATE].weights == stays[DECODE].weights == denoiser + vae
+    assert away[UPDATE].weights == away[ROLLOUT].weights == denoiser and away[DECODE].weights == vae
+    assert away[ENCODE].weights < stays[ENCODE].weights - denoiser - vae + 1
+
+
+def test_on_a_cpu_offloading_saves_nothing(tiny_sd3, planner):
+    config = config_of(tiny_sd3)
+    assert planner.plan(changed(config, "policy", offload="model")).phases == planner.plan(config).phases
+
+
+def test_streamed_blocks_and_fewer_bits():
+    network = torch.nn.Module()
+    network._no_split_modules = ["Sequential"]
+    network.blocks = torch.nn.ModuleList(torch.nn.Sequential(torch.nn.Linear(64, 128)) for _ in range(5))
+    network.out = torch.nn.Linear(128, 8)
+    block, rest = (64 * 128 + 128) * FLOAT, (128 * 8 + 8) * FLOAT
+    sizes = DenoiserSizes.of(network)
+    assert sizes.resident("none", "none") == 5 * block + rest
+    assert sizes.resident("none", "blocks") == 3 * block + rest
+    four_bits = 5 * (128 * FLOAT + round(64 * 128 * bytes_a_weight("nf4", 64, 128))) + rest
+    assert sizes.resident("nf4", "none") == four_bits < sizes.resident("int8", "none") < sizes.resident("none", "none")
+    whole = 64 * 128 * FLOAT
+    assert sizes.made_whole("none") == 0 and sizes.made_whole("nf4", "all") == whole
+    assert sizes.made_whole("fp8", "block") == whole and sizes.made_whole("fp8", "all") == 5 * whole
+
+
+def test_nf4_is_what_bitsandbytes_keeps():
+    functional = pytest.importorskip("bitsandbytes.functional", reason="needs bitsandbytes")
+    packed, state = functional.quantize_4bit(torch.randn(512, 256), quant_type="nf4", compress_statistics=True)
+    kept = packed.numel() + state.absmax.numel() + FLOAT * state.state2.absmax.numel()
+    assert kept == pytest.approx(512 * 256 * bytes_a_weight("nf4", 256, 512), rel=0.01)
+
+
+def test_a_rough_plan_is_nearly_the_exact_one(tiny_sd3):
+    exact, rough = Planner(CPU), Planner(CPU)
+    rough.rough = True
+    config = config_of(tiny_sd3)
+    for mine, theirs in zip(exact.plan(config).phases, rough.plan(config).phases, strict=True):
+        assert theirs.peak == pytest.approx(mine.peak, rel=0.02)
+        assert theirs.flops == pytest.approx(mine.flops, rel=0.02)
+
+
+def test_what_was_run_once_is_remembered(tiny_sd3, monkeypatch):
+    planner, config = Planner(CPU), config_of(tiny_sd3)
+    first = planner.plan(config)
+    monkeypatch.setattr(type(planner.probe(config)), "update", lambda *_: pytest.fail("run again"))
+    assert planner.plan(config).phases == first.phases
+
+
+# --- rewards
+
+
+def test_arithmetic_on_pixels_is_no_phase_and_a_network_is_one(tiny_sd3):
+    planner = Planner(CUDA, memory=2**40)
+    plain = planner.plan(config_of(tiny_sd3))
+    plan = planner.plan(config_of(tiny_sd3, rewards={"hpsv2": {}}))
+    reward = phases(plan)["reward hpsv2"]
+    assert reward.flops is None and reward.weights - phases(plain)[DECODE].weights > 10**9
+    assert any("published size" in note for note in plan.notes)
+    # With much of the device free it stays there; with little of it, it leaves between rounds.
+    assert phases(plan)[UPDATE].weights - phases(plain)[UPDATE].weights > 10**9
+    planner.memory = 2**31
+    assert phases(planner.plan(config_of(tiny_sd3, rewards={"hpsv2": {}})))[UPDATE].weights == phases(plain)[UPDATE].weights
+
+
+def test_a_reward_on_another_device_takes_nothing(tiny_sd3):
+    plan = Planner(CUDA, memory=2**40).plan(config_of(tiny_sd3, rewards={"hpsv2": {"device": "cpu"}}))
+    assert "reward hpsv2" not in phases(plan) and any("runs on cpu" in note for note in plan.notes)
+
+
+# --- where the sizes come from
+
+
+def preset_source(family, **changes):
+    return {
+        "preset": family,
+        "prompts": {"train": ["a fox"] * 64, "evaluate": ["a fox in snow"]},
+        "rewards": {"brightness": {}},
+        "monitors": {},
+        **changes,
+    }
+
+
+# Billions of parameters, as published with the models; SD 3.5 Medium's positions are a buffer.
+PUBLISHED = {
+    "sd15": 0.860,
+    "sdxl": 2.567,
+    "sd3": 2.243,
+    "flux": 11.901,
+    "chroma": 8.900,
+    "qwen_image": 20.430,
+    "z_image": 6.155,
+    "flux2_klein": 3.876,
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_built_in_sizes_are_those_of_the_published_models(family):
+    import diffusers
+
+    title, parts = published(family)
+    _, kind, config = parts[policy_class(family).DENOISER]
+    count = sum(p.numel() for p in meta_module(getattr(diffusers, kind), config, torch.bfloat16).parameters())
+    assert count / 1e9 == pytest.approx(PUBLISHED[family], abs=0.001) and title
+
+
+def test_a_hub_id_that_is_not_here_is_planned_with_published_sizes():
+    blueprint = blueprint_of(load_config(preset_source("sdxl")).policy)
+    assert blueprint.title == "stabilityai/stable-diffusion-xl-base-1.0"
+    assert "not on this machine" in blueprint.notes[0] and "Stable Diffusion XL" in blueprint.notes[0]
+    assert blueprint.index(())["_class_name"] == BY_NAME["sdxl"].pipeline
+
+
+def test_a_family_without_built_in_sizes_must_be_here(monkeypatch):
+    monkeypatch.setattr("trainer.planning.blueprint.published", lambda family: None)
+    with pytest.raises(UserError, match=r"policy\.model: 'Qwen/Qwen-Image' is not on this machine.*fetch it, or give a folder"):
+        blueprint_of(load_config(preset_source("qwen_image")).policy)
+
+
+def test_a_folder_whose_configuration_is_damaged_is_named(tmp_path):
+    folder = make_folder("sd3", tmp_path / "model")
+    (folder / "transformer" / "config.json").write_text("[1]")
+    with pytest.raises(UserError, match=r"policy\.model: the configuration .*transformer can't be used: not a mapping"):
+        Planner(CPU).plan(config_of(folder))
+
+
+def test_a_size_that_the_base_cannot_take_is_refused_as_by_training(tmp_path):
+    folder = make_folder("sd3", tmp_path / "model")
+    with pytest.raises(UserError, match=r"rollout\.width x rollout\.height: 512 x 512 does not fit.* nearest size is 256 x 256"):
+        Planner(CPU).plan(config_of(folder, pixels=512))
+
+
+def test_a_stand_in_tokenizer_gives_a_token_for_four_letters():
+    tokenizer = stand_in(512)
+    assert len(tokenizer("a fox in the snow").input_ids) == 5
+    assert len(tokenizer("a fox" * 999, truncation=True, max_length=77).input_ids) == 77
+
+
+# --- counting
+
+
+def test_usage_counts_the_most_that_lives_at_once_and_no_views():
+    weight = torch.nn.Linear(256, 256, bias=False)
+    with Usage(weight) as usage:
+        one = torch.zeros(1024)
+        view = one.view(32, 32).t()
+        del one, view
+        two = torch.zeros(2048)
+        weight.weight.t()
+    assert usage.peak == 2048 * FLOAT and two is not None
+
+
+def test_usage_counts_flops_of_products_and_attention():
+    with Usage() as usage:
+        torch.zeros(4, 8) @ torch.zeros(8, 16)
+    assert usage.flops == 2 * 4 * 8 * 16
+    query = torch.zeros(1, 2, 64, 16)
+    with Usage() as usage:
+        torch.nn.functional.scaled_dot_product_attention(query, query, query)
+    assert usage.flops == 2 * (2 * 2 * 64 * 64 * 16)
+
+
+def test_a_plan_as_data_is_json(tiny_sd3, planner):
+    from trainer.planning.report import data
+
+    plan = planner.plan(config_of(tiny_sd3))
+    told = json.loads(json.dumps(data(replace(plan, memory=2**30), None)))
+    assert told["fits"] is True and told["peak"] == plan.peak.peak and told["seconds"] is None
+    assert [phase["name"] for phase in told["phases"]] == [ENCODE, ROLLOUT, DECODE, OLD, UPDATE]
