@@ -104,6 +104,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--prompt", action="append", help="a prompt; may be given several times (default: the run's held-out prompts)"
     )
     sample.add_argument("--images", type=int, default=4, help="pictures a prompt (default 4)")
+    sample.add_argument("--size", help="pixels, such as 832x1216 (default: the size of the run's evaluations)")
     sample.add_argument("--seed", type=int, default=0, help="seed (default 0)")
     sample.add_argument("--checkpoint", default="latest", help="latest, best, base or an iteration number (default latest)")
     sample.add_argument("--steps", type=int, help="solver steps (default: the run's evaluation.steps)")
