@@ -20,17 +20,29 @@ BEAT_S = 5.0
 
 def run(args) -> int:
     run_dir = run_of(args.run)
-    runs.require_idle(run_dir, "resumed", unless_mine=args.in_line)
-    # A run that was killed between its summary and its last word is ended properly.
+    if not args.in_line:
+        return go_on(run_dir, args.device)
+    runs.require_idle(run_dir, "resumed", unless_mine=True)
     old = state_or_none(run_dir)
-    if run_dir.summary_file.is_file() and old is not None and old.status == runs.FINISHED:
-        print(f"the run {run_dir.id} is finished already; its results are in {run_dir.path}")
+    return 0 if _ended(run_dir, old) else _InLine(run_dir, args.device, old or RunState()).work()
+
+
+def go_on(run_dir: RunDir, device_name: str) -> int:
+    """Resume in the foreground; a run that is finished stays as it is. Returns the exit code."""
+    runs.require_idle(run_dir, "resumed")
+    if _ended(run_dir, state_or_none(run_dir)):
         return 0
-    if args.in_line:
-        return _InLine(run_dir, args.device, old or RunState()).work()
-    device = choose_device(args.device)
+    device = choose_device(device_name)
     with at_device(run_dir, device):
         return train.work(run_dir, device)
+
+
+def _ended(run_dir: RunDir, state: RunState | None) -> bool:
+    # A run that was killed between its summary and its last word is ended properly.
+    ended = run_dir.summary_file.is_file() and state is not None and state.status == runs.FINISHED
+    if ended:
+        print(f"the run {run_dir.id} is finished already; its results are in {run_dir.path}")
+    return ended
 
 
 class _InLine:
