@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from ..trainer import runs
 from ..trainer.errors import UserError, one_line
 from ..trainer.runs import EventReader, RunDir, RunState
 from ..trainer.runs.atomic import read_json
+from ..trainer.runs.device_queue import WAITING
 from ..trainer.runs.launch import Child, launch
 from ..trainer.runs.state import state_or_lost
 from . import host
@@ -53,9 +55,11 @@ class Jobs:
         device: Callable[[], str] = lambda: "auto",
         send: Callable[[str, dict[str, Any]], None] = lambda event, data: None,
         publish: Callable[[RunDir], str] | None = None,
+        free: Callable[[], None] = lambda: None,
     ) -> None:
-        """device: what `auto` stands for; send: tells every page; publish: puts a finished run's LoRA into `loras`."""
-        self.root, self.device, self.send, self.publish = root, device, send, publish
+        """device: what `auto` stands for; send: tells every page; publish: puts a finished run's LoRA into `loras`; free: asks
+        for ComfyUI's memory, when a run in line gets its accelerator (pictures may have been made while it waited)."""
+        self.root, self.device, self.send, self.publish, self.free = root, device, send, publish, free
         self._children: dict[str, Child] = {}
         self._watched: dict[str, _Watched] = {}
         self._ended: dict[str, int] = {}  # run -> when its state, which is no active one, was written
@@ -221,6 +225,8 @@ class Jobs:
         if state.status == runs.FINISHED:  # before anybody is told that it is there
             self._publish(run)
         told = (state.status, state.iteration, state.message, state.lora)
+        if _has_its_turn(watched.told, state):
+            self.free()
         if not state.active:
             with self._lock:
                 self._watched.pop(run.id, None)
@@ -242,6 +248,13 @@ class Jobs:
             log.info("V-GRPO: the LoRA of '%s' is in loras as %s", run.id, name)
         except (UserError, OSError) as error:
             log.error("V-GRPO: %s", one_line(error))
+
+
+def _has_its_turn(told: tuple[Any, ...], state: RunState) -> bool:
+    """Whether a run that was seen waiting in line for an accelerator is at it now."""
+    waited = bool(told) and told[0] == runs.STARTING and told[2].startswith(WAITING)
+    works = state.status in (runs.STARTING, runs.RUNNING) and not state.message.startswith(WAITING)
+    return waited and works and state.device != "cpu"
 
 
 def message(run: RunDir, state: RunState, seq: int, events: list[dict[str, Any]]) -> dict[str, Any]:
@@ -285,7 +298,7 @@ def default() -> Jobs:
     global _default
     with _making:
         if _default is None:
-            _default = Jobs(host.runs_root, host.device, host.send, _publish_in_comfyui)
+            _default = Jobs(host.runs_root, host.device, host.send, _publish_in_comfyui, partial(host.ask_to_free_models, 0))
         return _default
 
 

@@ -144,6 +144,28 @@ def test_a_run_in_line_is_seen_found_again_and_obeys(make, busy, config, root):
     assert not run.path.exists() and page.told[-1] == {"run": run.id, "seq": 0, "type": "deleted"}
 
 
+@pytest.mark.parametrize("device", ["cuda:0", "cpu"])
+def test_memory_is_asked_for_when_a_run_in_line_has_its_turn(make, config, root, device):
+    """ComfyUI made pictures while it waited, and their model is still on the accelerator."""
+    run = runs.create_run(root, "in-line")
+    runs.write_atomic(run.config_file, config.to_yaml())
+    asked = []
+    one = make(free=lambda: asked.append(True))
+    said = (
+        ("starting", "waiting for the-first on " + device),
+        ("paused", "paused while it waited in line"),
+        ("starting", "waiting for the-first and 1 more on " + device),
+        ("starting", "waiting for the-first on " + device),
+        ("starting", "loading"),
+        ("running", ""),
+    )
+    for status, message in said:
+        state = runs.RunState(status=status, message=message, device=device, iterations=3, **runs.own_process())
+        runs.write_state(run, state)
+        one.tick()
+        assert len(asked) == (message in ("loading", "") and device != "cpu")
+
+
 def test_a_stop_right_after_the_start_is_obeyed(make, busy, config):
     one = make()
     run = one.start(config, {})
