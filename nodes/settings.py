@@ -25,8 +25,8 @@ class VGRPOSettings(io.ComfyNode):
                     "preset",
                     options=knobs.presets(),
                     default="demo",
-                    tooltip="Where every knob starts: demo suits the embedded model, sd3 is the paper's stage 1 for SD 3.5 "
-                    "Medium, none is the method's own defaults. Model, prompts and rewards come from their own nodes.",
+                    tooltip="Where every knob starts: demo suits the embedded model, any other base has a preset of its "
+                    "family's name, none is the method's own defaults. Model, prompts and rewards come from their own nodes.",
                 ),
                 *(_input(knob) for knob in KNOBS),
                 _collapsed(

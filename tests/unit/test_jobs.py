@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -164,6 +165,25 @@ def test_memory_is_asked_for_when_a_run_in_line_has_its_turn(make, config, root,
         runs.write_state(run, state)
         one.tick()
         assert len(asked) == (message in ("loading", "") and device != "cpu")
+
+
+def test_a_trainer_whose_folder_is_deleted_or_renamed_ends(make, busy, config, root):
+    """Unseen, it would keep its device, or its place in the line, for ever."""
+    one = make()
+    for away in (shutil.rmtree, lambda path: path.rename(path.with_name("renamed"))):
+        run = one.start(config, {})
+        until(lambda run=run: waits(run))
+        process = one._children[run.id].process
+        away(run.path)
+        assert until(lambda process=process: process.poll() is not None and process) and process.returncode == 2
+        assert busy.before() == [] and len(list(busy.folder.glob("*.json"))) == 1
+
+
+def test_a_device_that_is_not_there_is_said_before_anything_starts(make, config, root):
+    one = make()
+    with pytest.raises(PackError, match=r"cuda:63 is not there|cuda is not available") as error:
+        one.start(config, {}, "cuda:63")
+    assert "\n" not in str(error.value) and runs.list_runs(root) == []
 
 
 def test_a_stop_right_after_the_start_is_obeyed(make, busy, config):

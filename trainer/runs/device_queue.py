@@ -23,7 +23,8 @@ from .atomic import write_json
 from .layout import RunDir
 from .processes import process_alive, process_start_time
 
-WAITING = "waiting for "  # so begins the message of a run in line
+WAITING = "waiting for "  # so begins the message of a run in line,
+LOADING = "loading"  # and this is the whole message of one whose turn has come
 _TICKET = re.compile(r"(\d{20})-(\d+)\.json")
 # A device's number counts from what the process may see; the lock is for the device behind it.
 _VISIBLE = {"cuda": ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"), "xpu": ("ZE_AFFINITY_MASK",)}
