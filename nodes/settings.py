@@ -25,8 +25,8 @@ class VGRPOSettings(io.ComfyNode):
                     "preset",
                     options=knobs.presets(),
                     default="demo",
-                    tooltip="Where every knob starts: demo suits the embedded model, sd3 is the paper's stage 1 for SD 3.5 "
-                    "Medium, none is the method's own defaults. Model, prompts and rewards come from their own nodes.",
+                    tooltip="Where every knob starts: demo suits the embedded model, any other base has a preset of its "
+                    "family's name, none is the method's own defaults. Model, prompts and rewards come from their own nodes.",
                 ),
                 *(_input(knob) for knob in KNOBS),
                 collapsed(
@@ -41,6 +41,17 @@ class VGRPOSettings(io.ComfyNode):
                         "'optimizer.weight_decay: 0.01'. docs/configuration.md lists them all.",
                     )
                 ),
+                collapsed(
+                    io.String.Input(
+                        "sizes",
+                        default="",
+                        placeholder="832x1216, 1024x1024, 1216x832",
+                        dynamic_prompts=False,
+                        optional=True,
+                        tooltip="Several sizes (aspect buckets) in place of width and height: each prompt group draws one of "
+                        "them. Sets rollout.width and rollout.height.",
+                    )
+                ),
             ],
             outputs=[
                 SETTINGS.Output(display_name="settings", tooltip="How V-GRPO Train LoRA trains."),
@@ -52,16 +63,17 @@ class VGRPOSettings(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(cls, more: str | None = None) -> bool | str:
+    def validate_inputs(cls, more: str | None = None, sizes: str | None = None) -> bool | str:
         try:
             knobs.read_more(more or "")
+            knobs.read_sizes(sizes or "")
         except UserError as error:
             return str(error)
         return True
 
     @classmethod
-    def execute(cls, preset: str, more: str = "", **values: Any) -> io.NodeOutput:
-        settings = knobs.choose_settings(preset, values, more)
+    def execute(cls, preset: str, more: str = "", sizes: str = "", **values: Any) -> io.NodeOutput:
+        settings = knobs.choose_settings(preset, values, more, sizes)
         text = knobs.differences(settings)
         host.show_text(text, cls.hidden.unique_id)
         return io.NodeOutput(settings, text, ui=ui.PreviewText(text))

@@ -61,8 +61,9 @@ class IterationResult:
 
 
 def sampling_of(config: RunConfig) -> Sampling:
+    """How the rollout samples, at the first of its sizes."""
     r = config.rollout
-    return Sampling(r.sampler, r.steps, r.guidance, r.width, r.height, r.batch_size, r.shift)
+    return Sampling(r.sampler, r.steps, r.guidance, *r.sizes[0], r.batch_size, r.shift)
 
 
 def run_iteration(
@@ -87,7 +88,7 @@ def run_iteration(
     # For each prompt: sample a group of G outputs with theta_old. Their rewards, while further outputs are decoded.
     with ScoringPhase(rewards) as scoring:
         with _timed(clock, "rollout"):
-            picks = pick_prompts(prompts, config.rollout.prompts_per_iteration, seed, iteration)
+            picks = pick_prompts(prompts, config.rollout.prompts_per_iteration, seed, iteration, config.rollout.sizes)
             sampling, members = sampling_of(config), config.rollout.group_size
             with adapter.for_sampling(policy.weights_stay):
                 rollout = sample_groups(policy, picks, conditioning, members, sampling, seed, iteration, on_step, scoring.add)
@@ -101,9 +102,10 @@ def run_iteration(
     advantages = soft_clip(advantages, objective.soft_clip_eta).float()  # some devices have no float64
 
     # N_MC pairs (t_j, eps_j), shared by the group.
-    levels, rollout_evaluations = policy.noise_levels(sampling_of(config))
+    grids = {size: policy.noise_levels(sampling.at(size)) for size in dict.fromkeys(pick.size for pick in picks)}
+    rollout_evaluations = max(evaluations for _, evaluations in grids.values())  # the size changes the levels, not the steps
     draw = draw_pairs(
-        levels,
+        torch.stack([grids[pick.size][0] for pick in picks]),
         config.surrogate.pairs,
         config.surrogate.share,
         seed,
@@ -116,7 +118,7 @@ def run_iteration(
     estimate = SurrogateEstimate(policy, rollout, draw, config.surrogate.weighting, config.surrogate.batch_size, guidance)
 
     with _timed(clock, "update"):
-        minibatches = _minibatches(advantages, config, iteration)
+        minibatches = _minibatches(advantages, rollout.size_ids, config, iteration)
         old: list[_Old | None] = [None] * len(minibatches)
         if objective.gradient_steps > 1:
             # L_hat(theta_old | o_i, c) in the row batches that training will use. theta is still theta_old here.
@@ -159,8 +161,8 @@ class _Step:
     evaluations: int
 
 
-def _minibatches(advantages: torch.Tensor, config: RunConfig, iteration: int) -> list[torch.Tensor]:
-    """The collected outputs in N near-equal parts, in an order drawn for the iteration.
+def _minibatches(advantages: torch.Tensor, size_ids: torch.Tensor, config: RunConfig, iteration: int) -> list[torch.Tensor]:
+    """The collected outputs in N near-equal parts, in an order drawn for the iteration; in each those of one size together.
 
     Outputs whose advantage is exactly 0 (failed scorers, zero-variance groups) carry no policy gradient: they are left
     out, so that they neither cost evaluations nor dilute the mean (trl#6365). With a KL term every output counts.
@@ -170,7 +172,7 @@ def _minibatches(advantages: torch.Tensor, config: RunConfig, iteration: int) ->
     steps = config.objective.gradient_steps
     if steps > 1:
         useful = useful[torch.randperm(len(useful), generator=generator)]
-    return [part for part in useful.tensor_split(steps) if len(part)]
+    return [part[size_ids[part].argsort(stable=True)] for part in useful.tensor_split(steps) if len(part)]
 
 
 def _rows(config: RunConfig, outputs: torch.Tensor) -> int:

@@ -12,7 +12,7 @@ import torch
 
 from .config import RunConfig
 from .errors import UserError, one_line
-from .evaluation import evaluation_prompts, evaluation_sampling
+from .evaluation import evaluation_prompts, evaluation_sampling, evaluation_sizes
 from .extras import require_all
 from .loop import Learner, sampling_of
 from .lora import LoraAdapter, attach, layer_shapes, read_lora
@@ -52,8 +52,10 @@ def build_bench(config: RunConfig, device: torch.device, cache: Path | None = No
     require_all(config)
     policy = load_policy(config.policy, device, cache)
     policy.batches.tell = notes.append
-    policy.check(sampling_of(config), config.rollout.negative_prompt, "rollout")
-    policy.check(evaluation_sampling(config), "", "evaluation")
+    for size in config.rollout.sizes:
+        policy.check(sampling_of(config).at(size), config.rollout.negative_prompt, "rollout")
+    for size in dict.fromkeys(evaluation_sizes(config, held_out)):
+        policy.check(evaluation_sampling(config).at(size), "", "evaluation")
     adapter, more = _attach_lora(config, policy)
     notes += [*_load_rewards(config, rewards, device), *policy.notes(), *more]
     optimizer = build_optimizer(config.optimizer, adapter.parameters())

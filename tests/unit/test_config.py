@@ -171,7 +171,8 @@ def test_rewards_are_written_out_and_typed():
 
 
 def test_presets():
-    assert preset_names() == sorted(["demo", "sdxl-vpred", *FAMILIES])
+    stages = [f"sd3-stage{n}" for n in range(1, 6)]
+    assert preset_names() == sorted(["demo", "sdxl-vpred", "flux-multireward", *stages, *FAMILIES])
     config = load_config({"preset": "demo"})
     assert config.policy.model == "demo" and config.policy.lora.rank == 16 and config.policy.lora.alpha == 32
     assert config.warnings() == []

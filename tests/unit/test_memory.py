@@ -121,13 +121,14 @@ def test_a_rollout_without_memory_is_that_of_the_smaller_batch(tiny_sd3):
     assert lines == ["out of memory in sampling 64 x 64: batch 8 -> 4 for the rest of the run",
                      "out of memory in sampling 64 x 64: batch 4 -> 2 for the rest of the run"]  # fmt: skip
     other = _sampled(small)
-    assert torch.equal(mine.latents, other.latents)
-    assert int((mine.images.int() - other.images.int()).abs().max()) <= 1  # decoded in another batch
+    assert all(map(torch.equal, mine.latents, other.latents))
+    pictures = zip(mine.images, other.images, strict=True)  # decoded in another batch
+    assert max(int((one.int() - two.int()).abs().max()) for one, two in pictures) <= 1
 
 
 def _sampled(bench):
     r = bench.config.rollout
-    picks = pick_prompts(bench.train, r.prompts_per_iteration, bench.config.seed, 0)
+    picks = pick_prompts(bench.train, r.prompts_per_iteration, bench.config.seed, 0, r.sizes)
     with bench.learner.adapter.for_sampling():
         return sample_groups(
             bench.policy, picks, bench.train_conditioning, r.group_size, sampling_of(bench.config), bench.config.seed, 0
@@ -137,10 +138,11 @@ def _sampled(bench):
 def test_a_picture_that_does_not_fit_whole_is_decoded_in_tiles(tiny_sd3, monkeypatch):
     monkeypatch.setattr(decoding, "TILE", 32)
     bench = tiny_bench(tiny_sd3)
-    whole = _sampled(bench)
+    sampled = _sampled(bench)
+    latents, whole = torch.stack(sampled.latents), torch.stack(sampled.images)
     tiles = tiny_bench(tiny_sd3, policy={"vae_tiling": "on"})
-    expected = tiles.policy.decode(whole.latents)
-    assert not torch.equal(expected, whole.images) and expected.shape == whole.images.shape
+    expected = tiles.policy.decode(latents)
+    assert not torch.equal(expected, whole) and expected.shape == whole.shape
     decoder, lines, sizes = bench.policy._pipe.vae.decoder, told(bench), []
 
     def limited(_module, args):
@@ -149,15 +151,15 @@ def test_a_picture_that_does_not_fit_whole_is_decoded_in_tiles(tiny_sd3, monkeyp
             raise cuda_error()
 
     handle = decoder.register_forward_pre_hook(limited)
-    assert torch.equal(bench.policy.decode(whole.latents), expected)
+    assert torch.equal(bench.policy.decode(latents), expected)
     assert lines[-1] == "out of memory in decoding 64 x 64: not even 1 fits, so it is done in tiles for the rest of the run"
     sizes.clear()
-    assert torch.equal(bench.policy.decode(whole.latents), expected) and set(sizes) <= {1, 2, 3, 4}  # it remembers
+    assert torch.equal(bench.policy.decode(latents), expected) and set(sizes) <= {1, 2, 3, 4}  # it remembers
     handle.remove()
     strict = tiny_bench(tiny_sd3, policy={"vae_tiling": "off"})
     strict.policy._pipe.vae.decoder.register_forward_pre_hook(limited)
     with pytest.raises(MemoryShortage, match="decoding 64 x 64"):
-        strict.policy.decode(whole.latents)
+        strict.policy.decode(latents)
 
 
 def test_encoding_prompts(tiny_sd3, monkeypatch):

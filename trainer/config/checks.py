@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..families import FAMILIES
+from ..sizes import BUCKET, named_size, size_text
 from .shape import KEYS as SHAPE_KEYS
+from .table import show
 
 if TYPE_CHECKING:
     from .model import RunConfig
@@ -36,6 +38,7 @@ def refusals(config: RunConfig) -> Iterator[tuple[str, str]]:
             )
     yield from _of_the_family(config)
     yield from _of_the_memory(config)
+    yield from _of_the_sizes(config)
     if config.surrogate.guidance == "same" and rollout.guidance == 1:
         yield (
             "surrogate.guidance",
@@ -69,6 +72,33 @@ def refusals(config: RunConfig) -> Iterator[tuple[str, str]]:
             f"optimizer.warmup = {config.optimizer.warmup} is more than iterations = {config.iterations}, so the learning "
             f"rate would never be reached; allowed: 0 to {config.iterations}",
         )
+
+
+def _of_the_sizes(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """Widths and heights that make no sizes, and prompts that ask for others."""
+    rollout, evaluation = config.rollout, config.evaluation
+    for key, section in (("rollout", rollout), ("evaluation", evaluation)):
+        try:
+            if (section.width is None) != (section.height is None):
+                raise ValueError("both must be given, or neither")
+            _ = section.sizes
+        except ValueError as error:
+            yield f"{key}.width", f"{key}.width = {show(section.width)} with {key}.height = {show(section.height)}: {error}"
+            if section is rollout:
+                return
+    for key, prompts in (("prompts.train", config.prompts.train), ("prompts.evaluate", config.prompts.evaluate)):
+        for index, prompt in enumerate(prompts):
+            try:
+                size = named_size(prompt)
+                wrong = None if size is None or size in rollout.sizes else f"{size_text(size)} is no size of the rollout"
+            except ValueError as error:
+                wrong = str(error)
+            if wrong:
+                yield (
+                    key,
+                    f"{key}[{index}] ({show(prompt.text)}): {BUCKET}: {wrong}; allowed here: "
+                    f"{', '.join(map(size_text, rollout.sizes))} (rollout.width x rollout.height)",
+                )
 
 
 def _of_the_family(config: RunConfig) -> Iterator[tuple[str, str]]:

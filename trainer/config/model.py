@@ -14,8 +14,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationIn
 from ..families import FAMILIES as _FAMILIES
 from ..prompts import Prompt, load_prompts
 from ..rewards.shaping import Shape
+from ..sizes import Size, paired
 from . import fields
 from .checks import refusals, warnings
+from .each import Each
 from .problems import Problem, refuse
 from .rewards import check_settings, options_model
 from .shape import shape_of
@@ -29,6 +31,7 @@ SAMPLERS = ("euler", "heun", "dpmsolver++", "unipc")
 TARGETS = ("attention", "attention+mlp", "attention+mlp+conv")
 
 STAGE_1 = "arXiv 2604.23380, SD 3.5 Medium stage 1"
+_Sides = Annotated[int | tuple[int, ...], Each(ge=16, le=4096, multiple_of=16)]
 _NullIsNone = BeforeValidator(lambda value: "none" if value is None else value)
 
 
@@ -197,6 +200,10 @@ class PromptsConfig(Section):
         return fields.reporting(key, lambda: tuple(load_prompts(value, key)))
 
 
+_SIDES = {"takes": "an integer, or a list of integers, each"}
+_SIDES_OR_NULL = {"takes": f"null, {_SIDES['takes']}"}
+
+
 class RolloutConfig(Section):
     group_size: int = Field(
         24, ge=2, le=1024, description=f"outputs a prompt; the advantage of a group of 1 is always 0. {STAGE_1}"
@@ -225,13 +232,21 @@ class RolloutConfig(Section):
         description="timestep shift of a flow family, here and in evaluations; null = the base's own, which some let grow with "
         "the size. arXiv 2604.23380, FLUX.1-dev: 3",
     )
-    width: int = Field(
-        512, ge=16, le=4096, multiple_of=16, description="pixels. Default: ours (one transcription of the paper has 720)"
+    width: _Sides = Field(
+        512,
+        description="pixels. A list with as many in height makes sizes (aspect buckets), of which each prompt group draws one. "
+        "Default: ours (one transcription of the paper has 720)",
+        json_schema_extra=_SIDES,
     )
-    height: int = Field(
-        512, ge=16, le=4096, multiple_of=16, description="pixels. Default: ours (one transcription of the paper has 720)"
+    height: _Sides = Field(
+        512, description="pixels. Default: ours (one transcription of the paper has 720)", json_schema_extra=_SIDES
     )
     batch_size: int = Field(8, ge=1, le=65536, description="outputs made at once; changes memory and speed only. Default: ours")
+
+    @property
+    def sizes(self) -> tuple[Size, ...]:
+        """The sizes of which every prompt group has one."""
+        return paired(self.width, self.height)
 
 
 class SurrogateConfig(Section):
@@ -321,6 +336,18 @@ class EvaluationConfig(Section):
     guidance: float = Field(
         1.0, ge=1, le=50, description="classifier-free guidance scale, 1.0 = off. Default: the rollout's own in stage 1"
     )
+    width: _Sides | None = Field(
+        None,
+        description="pixels. The sizes of a list take turns over the held-out prompts; null = the rollout's first size, or the "
+        "one that a prompt names. Default: ours",
+        json_schema_extra=_SIDES_OR_NULL,
+    )
+    height: _Sides | None = Field(None, description="pixels. Default: ours", json_schema_extra=_SIDES_OR_NULL)
+
+    @property
+    def sizes(self) -> tuple[Size, ...]:
+        """The sizes that held-out prompts have in turn; none where it is the rollout that decides."""
+        return () if self.width is None or self.height is None else paired(self.width, self.height)
 
 
 class CheckpointConfig(Section):

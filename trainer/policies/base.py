@@ -26,6 +26,10 @@ class Sampling:
     batch_size: int
     shift: float | None = None
 
+    def at(self, size: tuple[int, int]) -> Sampling:
+        """The same at another (width, height)."""
+        return replace(self, width=size[0], height=size[1])
+
 
 @dataclass(frozen=True)
 class Conditioning:
@@ -85,6 +89,9 @@ class Policy(Protocol):
         """Raises UserError naming `key` (a section) where this base can't sample so: a size (then with the nearest that
         fits), or a negative prompt where guidance is no second pass.
         """
+
+    def check_size(self, width: int, height: int, where: str) -> None:
+        """The same for a size alone; `where` begins the text of the UserError."""
 
     def passes(self, guidance: float) -> int:
         """Network evaluations that one guided prediction takes: 2 where a second one sees the negative prompt, else 1."""
