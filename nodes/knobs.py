@@ -35,7 +35,7 @@ _ELSEWHERE = {
     "preset": "the input preset of this node",
     "name": "the node V-GRPO Train LoRA",
 }
-_POLICY_HERE = ("quantization", "offload")  # keys of `policy` that the Policy node has no input for
+_POLICY_HERE = ("vae_dtype",)  # keys of `policy` that the Policy node has no input for
 
 
 @dataclass(frozen=True)

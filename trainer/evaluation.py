@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -59,10 +59,7 @@ def evaluate(
     config: RunConfig,
     on_step: Callable[[], None] | None = None,
 ) -> Evaluation:
-    """Sample and score every held-out prompt under the factors that are active now. `conditioning` has a row a prompt.
-
-    Out of memory halves the batch and tries again, down to one picture at a time.
-    """
+    """Sample and score every held-out prompt under the factors that are active now. `conditioning` has a row a prompt."""
     k = config.evaluation.seeds
     owners = [i for i in range(len(prompts)) for _ in range(k)]
     seeds = tuple(derive_seed(config.seed, "evaluation", i, member) for i in range(len(prompts)) for member in range(k))
@@ -103,15 +100,6 @@ def _sample_and_score(
     sampling: Sampling,
     on_step: Callable[[], None] | None,
 ) -> tuple[list[torch.Tensor], ScoreTable]:
-    batch = min(sampling.batch_size, len(seeds))
-    while True:
-        try:
-            latents = sample_by_size(policy, conditioning, seeds, sizes, replace(sampling, batch_size=batch), on_step)
-            with ScoringPhase(rewards, details=True) as scoring:
-                return decode_in_batches(policy, latents, prompts, batch, scoring.add), scoring.result(on_step)
-        except torch.OutOfMemoryError:
-            if batch == 1:
-                raise
-            batch = max(1, batch // 2)
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+    latents = sample_by_size(policy, conditioning, seeds, sizes, sampling, on_step)
+    with ScoringPhase(rewards, details=True) as scoring:
+        return decode_in_batches(policy, latents, prompts, sampling.batch_size, scoring.add), scoring.result(on_step)

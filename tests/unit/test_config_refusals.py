@@ -78,7 +78,7 @@ REFUSED = [
     ('name="a\\nb"', r"name = 'a\\nb': allowed: a name of 1 to 80 printable"),
     (f"name={'x' * 81}", r"name = x+\.\.\.; allowed: a string of at most 80"),
     ("policy.family=fluxx", r"policy\.family = fluxx; allowed: one of sd3, sd15, sdxl, flux"),
-    ("policy.quantization=nf4", r"policy\.quantization = nf4; allowed: none"),
+    ("policy.quantization=int3", r"policy\.quantization = int3; allowed: one of none, nf4, int8, fp8"),
     ("policy.lora.rank=0", r"policy\.lora\.rank = 0; allowed: an integer from 1 to 1024"),
     (
         "policy.lora.targets=attn",

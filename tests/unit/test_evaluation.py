@@ -10,7 +10,9 @@ from PIL import Image
 
 import trainer.cli
 from tests.bench import Scripted, bright, iterate, tiny_bench, watch_denoiser
+from tests.cramped import cramped
 from trainer.evaluation import Evaluation, evaluate, evaluation_prompts, evaluation_sampling
+from trainer.memory import MemoryShortage
 from trainer.runs import RunDir
 from trainer.samples import load_evaluation, save_evaluation
 from trainer.seeds import derive_seed
@@ -97,49 +99,28 @@ def test_details_are_logged_beside_the_mean(tiny_sd3):
     assert held_out(bench).means["eval/brightness/accuracy"] == 0.25
 
 
-def _memory_for(bench: Bench, monkeypatch, pictures: int) -> list[int]:
-    """Sampling more than so many pictures at once runs out of memory, as an accelerator would say it."""
-    tried, sample = [], bench.policy.sample
-
-    def limited(conditioning, seeds, sampling, on_step=None):
-        tried.append(sampling.batch_size)
-        if min(sampling.batch_size, len(seeds)) > pictures:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return sample(conditioning, seeds, sampling, on_step)
-
-    monkeypatch.setattr(bench.policy, "sample", limited)
-    return tried
-
-
-def test_out_of_memory_halves_the_batch(tiny_sd3, monkeypatch):
+def test_out_of_memory_halves_the_batch(tiny_sd3):
     """A validation picture must not kill the run (FluxTrainer#59)."""
     bench = tiny_bench(tiny_sd3, evaluation={"seeds": 3})
     whole = held_out(bench)
-    tried = _memory_for(bench, monkeypatch, 2)
-    result = held_out(bench)
-    assert tried == [6, 3, 1]
+    with cramped(bench.policy, 2) as tried:
+        result = held_out(bench)
+    assert tried[:2] == [6, 3] and set(tried[2:]) == {1}
     assert difference(result, whole) <= 1 and result.seeds == whole.seeds
 
 
-def test_out_of_memory_while_decoding_halves_too(tiny_sd3, monkeypatch):
+def test_out_of_memory_while_decoding_halves_too(tiny_sd3):
     bench = tiny_bench(tiny_sd3)
-    whole, decode, calls = held_out(bench), bench.policy.decode, []
-
-    def limited(latents):
-        calls.append(len(latents))
-        if len(latents) > 1:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return decode(latents)
-
-    monkeypatch.setattr(bench.policy, "decode", limited)
-    assert difference(held_out(bench), whole) <= 1
-    assert calls == [4, 2, 1, 1, 1, 1]
+    whole = held_out(bench)
+    with cramped(bench.policy._pipe.vae.decoder, 1) as tried:
+        result = held_out(bench)
+    assert difference(result, whole) <= 1
+    assert tried == [4, 2, 1, 1, 1, 1]
 
 
-def test_one_picture_that_does_not_fit_is_an_error(tiny_sd3, monkeypatch):
+def test_one_picture_that_does_not_fit_is_an_error(tiny_sd3):
     bench = tiny_bench(tiny_sd3)
-    tried = _memory_for(bench, monkeypatch, 0)
-    with pytest.raises(torch.OutOfMemoryError):
+    with cramped(bench.policy, 0) as tried, pytest.raises(MemoryShortage, match=r"64 x 64.*gradient_checkpointing"):
         held_out(bench)
     assert tried == [4, 2, 1]
 

@@ -13,6 +13,7 @@ from PIL import Image
 
 import trainer.cli
 from tests.bench import PROMPTS, Scripted, bright, factors, iterate, same, tiny_bench, tiny_config, watch_denoiser, watch_steps
+from tests.cramped import cramped
 from tests.small_run import assert_same_outcome, events, go, new_run, small_config, stop_after
 from tests.tiny_families import make_folder
 from trainer.errors import UserError
@@ -250,18 +251,13 @@ def test_pictures_and_scores_keep_the_prompts_order(tiny_sd3):
         assert int((bench.policy.decode(alone)[0].int() - image.int()).abs().max()) <= 1
 
 
-def test_a_smaller_batch_is_tried_with_several_sizes_too(tiny_sd3, monkeypatch):
+def test_a_smaller_batch_is_tried_with_several_sizes_too(tiny_sd3):
     bench = tiny_bench(tiny_sd3, evaluation={"width": [96, 64], "height": [32, 64]})
-    whole, sample = _evaluated(bench), bench.policy.sample
-
-    def limited(conditioning, seeds, sampling, on_step=None):
-        if min(sampling.batch_size, len(seeds)) > 1:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return sample(conditioning, seeds, sampling, on_step)
-
-    monkeypatch.setattr(bench.policy, "sample", limited)
-    for one, other in zip(_evaluated(bench).images, whole.images, strict=True):
-        assert int((one.int() - other.int()).abs().max()) <= 1
+    whole = _evaluated(bench)
+    with cramped(bench.policy, 1) as tried:
+        for one, other in zip(_evaluated(bench).images, whole.images, strict=True):
+            assert int((one.int() - other.int()).abs().max()) <= 1
+    assert tried.count(2) == 2 and set(tried) == {1, 2}  # once a size
 
 
 def test_a_grid_of_several_sizes_has_each_picture_whole_in_the_middle_of_its_place():

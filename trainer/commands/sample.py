@@ -37,6 +37,7 @@ def run(args) -> int:
     device = choose_device(args.device)
     factors = None if args.checkpoint == "base" else factors_of(run_dir, args.checkpoint)[0]
     policy = load_policy(config.policy, device)
+    policy.batches.tell = lambda text: print(f"note: {text}")
     sampling = evaluation_sampling(config)
     if args.size:
         policy.check_size(*sizes[0], "--size")
@@ -46,7 +47,9 @@ def run(args) -> int:
     if args.guidance is not None:
         sampling = replace(sampling, guidance=args.guidance)
     lora = config.policy.lora
-    adapter = attach(policy.denoiser, lora.rank, lora.alpha, lora.targets, config.seed, policy.family) if factors else None
+    adapter = (
+        attach(policy.denoiser, lora.rank, lora.alpha, lora.targets, config.seed, policy.family, device) if factors else None
+    )
     owners = [i for i in range(len(prompts)) for _ in range(args.images)]
     seeds = [derive_seed(args.seed, "sample", i, member) for i in range(len(prompts)) for member in range(args.images)]
     with adapter.using(factors) if adapter else nullcontext():

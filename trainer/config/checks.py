@@ -37,6 +37,7 @@ def refusals(config: RunConfig) -> Iterator[tuple[str, str]]:
                 "policy itself the KL has gradient 0; set kl_coef to 0 or gradient_steps to 2 or more",
             )
     yield from _of_the_family(config)
+    yield from _of_the_memory(config)
     yield from _of_the_sizes(config)
     if config.surrogate.guidance == "same" and rollout.guidance == 1:
         yield (
@@ -129,6 +130,31 @@ def _of_the_family(config: RunConfig) -> Iterator[tuple[str, str]]:
         )
 
 
+def _of_the_memory(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """Ways to save memory or time that this family has not, or that exclude each other."""
+    policy = config.policy
+    able = FAMILIES[policy.family].attention
+    if policy.attention not in ("auto", "native", *able):
+        yield (
+            "policy.attention",
+            f"policy.attention = {policy.attention}, but the attention of family {policy.family} can't be computed by it; "
+            f"allowed: {', '.join(('auto', 'native', *able))}",
+        )
+    if policy.offload == "blocks" and not policy.gradient_checkpointing:
+        yield (
+            "policy.offload",
+            "policy.offload = blocks saves nothing without policy.gradient_checkpointing: every block's weights would stay on "
+            "the device for the backward pass; set gradient_checkpointing to true, or offload to model",
+        )
+    if policy.compile and (policy.offload == "blocks" or policy.quantization != "none"):
+        other = "offload = blocks" if policy.offload == "blocks" else f"quantization = {policy.quantization}"
+        yield (
+            "policy.compile",
+            f"policy.compile and policy.{other} exclude each other: the weights are not where the compiled code expects them; "
+            "set one of them to its default",
+        )
+
+
 def warnings(config: RunConfig) -> list[str]:
     """One line for each setting that is allowed but known to disappoint."""
     return list(_warnings(config))
@@ -160,6 +186,11 @@ def _warnings(config: RunConfig) -> Iterator[str]:
                 f"objective.soft_clip_eta = {objective.soft_clip_eta:g} with objective.advantage.scale = none: eta counts in "
                 "standard deviations, but the advantages are then in the reward's own unit"
             )
+    if config.policy.quantization == "fp8" and not config.policy.gradient_checkpointing:
+        yield (
+            "policy.quantization = fp8 without policy.gradient_checkpointing: the backward pass keeps all weights dequantised, "
+            "so that the update takes as much memory as without quantization; set gradient_checkpointing to true"
+        )
     # The folders above count too: in the hub's cache the name stands two folders above the files.
     found = _DISTILLED.search("/".join(re.split(r"[/\\]", config.policy.model)[-3:]))
     if found:

@@ -35,6 +35,10 @@ _Sides = Annotated[int | tuple[int, ...], Each(ge=16, le=4096, multiple_of=16)]
 _NullIsNone = BeforeValidator(lambda value: "none" if value is None else value)
 
 
+# Keys that came after runs had been made, with the value that changes nothing: such runs keep their digest.
+_LATER: dict[str, dict[str, Any]] = {"policy": {"vae_tiling": "auto", "attention": "auto", "compile": False}}
+
+
 class Section(BaseModel):
     """Strict about types, closed to unknown keys and to numbers that are not finite; never changed once built."""
 
@@ -132,8 +136,29 @@ class PolicyConfig(Section):
         description="number format of the decoder; auto = as dtype, but bfloat16 on a CPU that multiplies it in hardware "
         "(decoding is several times faster then). Default: ours",
     )
-    quantization: Annotated[Literal["none"], _NullIsNone] = Field("none", description="compression of the frozen base")
-    offload: Annotated[Literal["none"], _NullIsNone] = Field("none", description="where the base rests between uses")
+    quantization: Annotated[Literal["none", "nf4", "int8", "fp8"], _NullIsNone] = Field(
+        "none",
+        description="compression of the frozen denoiser: 4 or 8 bits by bitsandbytes, or float8 by torchao; installed "
+        "separately. Default: ours",
+    )
+    offload: Annotated[Literal["none", "model", "blocks"], _NullIsNone] = Field(
+        "none",
+        description="what waits in the CPU's memory: nothing; model = what a phase does not need; blocks = also the blocks of "
+        "the denoiser that do not compute now. Default: ours",
+    )
+    vae_tiling: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="decode in overlapping tiles: less memory, pixels that differ a little; auto = pictures of more than 4 "
+        "megapixels, and where a whole one does not fit. Default: ours",
+    )
+    attention: Literal["auto", "native", "flash", "xformers", "sage"] = Field(
+        "auto",
+        description="library that computes the attention, where the family lets it be chosen; auto = torch's own as diffusers "
+        "calls it. Default: ours",
+    )
+    compile: bool = Field(
+        False, description="translate the denoiser's blocks by torch.compile: faster after a slow start. Default: ours"
+    )
     gradient_checkpointing: bool = Field(
         False, description="recompute activations in the backward pass: less memory, more time. Default: ours"
     )
@@ -275,7 +300,9 @@ class ObjectiveConfig(Section):
 
 
 class OptimizerConfig(Section):
-    name: Literal["adamw", "adam", "sgd"] = Field("adamw", description="optimiser of the LoRA factors. Default: ours")
+    name: Literal["adamw", "adam", "sgd", "adamw8bit"] = Field(
+        "adamw", description="optimiser of the LoRA factors; adamw8bit is bitsandbytes', installed separately. Default: ours"
+    )
     lr: float = Field(3e-4, gt=0, le=1, description=f"learning rate. {STAGE_1}")
     weight_decay: float = Field(0.0, ge=0, le=1, description="weight decay. Default: ours")
     max_grad_norm: float | None = Field(
@@ -407,6 +434,8 @@ class RunConfig(Section):
     def digest(self) -> str:
         """12 hexadecimal digits that two configurations share when they differ in nothing but the name."""
         data = {key: value for key, value in self.to_dict().items() if key != "name"}
+        for section, later in _LATER.items():
+            data[section] = {key: value for key, value in data[section].items() if (key, value) not in later.items()}
         text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 

@@ -8,6 +8,8 @@ from typing import Protocol
 
 import torch
 
+from ..memory import PhaseBatches
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -66,6 +68,10 @@ class Policy(Protocol):
     """The frozen network that the LoRA is attached to."""
     title: str
     """The base's name for people and for LoRA metadata."""
+    batches: PhaseBatches
+    """How much each phase does at once, where memory was too short for what was asked."""
+    weights_stay: bool
+    """Whether the base's weights are always where they are used, so that they may be changed for a while."""
 
     def encode(self, prompts: Sequence[str], negative: str = "") -> Conditioning:
         """Conditioning of each prompt, and of the one that guidance leads away from, on the CPU.
@@ -123,4 +129,4 @@ class Policy(Protocol):
         """Pictures uint8[B, H, W, 3] on the CPU: one rounding, shared by scoring and saving."""
 
     def to(self, device: torch.device) -> None:
-        """Move the weights that stay resident (a paused run gives the accelerator back)."""
+        """Move the weights off the run's device, or back to it (a paused run gives the accelerator back)."""
