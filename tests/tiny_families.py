@@ -379,8 +379,8 @@ def make_flux2_klein(
     return folder
 
 
-def make_sd3(folder: Path, seed: int) -> Path:
-    return make_sd3_folder(folder, seed)
+def make_sd3(folder: Path, seed: int, depth: int = 1) -> Path:
+    return make_sd3_folder(folder, seed, depth)
 
 
 MAKERS: dict[str, Callable[..., Path]] = {

@@ -267,6 +267,19 @@ def test_some_runs_of_the_list(root, run):
             assert "allowed: " in (await got(client, f"/vgrpo/runs?ids={wrong}", 400))["error"]
 
 
+def test_a_run_whose_files_cannot_be_read_takes_no_other_away(root, run):
+    broken = runs.create_run(root, "broken")
+    runs.write_state(broken, runs.RunState(status=runs.FINISHED, name="broken", iterations=3, message="done"))
+    broken.events_file.mkdir()
+
+    @served(root)
+    async def test(client):
+        entries = {entry["id"]: entry for entry in (await got(client, "/vgrpo/runs"))["runs"]}
+        told, whole = entries["broken"], entries[run.id]
+        assert told["message"].startswith("done; its files cannot be read: ") and told.keys() == whole.keys()
+        assert told["status"] == "finished" and told["actions"] == ["delete"]
+
+
 def test_evaluations_are_told_once_and_in_full_where_asked(root, run):
     first = json.loads((run.samples / "000000" / "index.json").read_text())
     for iteration, prompts in ((8, ["a"]), (16, ["b"])):

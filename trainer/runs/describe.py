@@ -17,7 +17,7 @@ from .events import EventReader
 from .follow import Kept
 from .launch import CLI
 from .layout import EVALUATION_FOLDER, RunDir
-from .outline import outline
+from .outline import UNKNOWN, outline
 from .state import FAILED, LOST, STOPPED, RunState, state_or_lost
 
 RESUMABLE = (STOPPED, FAILED, LOST)
@@ -26,13 +26,18 @@ REPORTS = ("curve.png", "before-after.png")
 
 
 def summary(run: RunDir) -> dict[str, Any]:
-    """One run in the list: its state, `seq`, the number of its newest event, and what its card shows."""
-    return _entry(run, state_or_lost(run))
+    """One run in the list: its state, `seq`, the number of its newest event, and what its card shows.
+
+    A run whose files can't be read says so in its message, and takes no other one away."""
+    state = state_or_lost(run)
+    try:
+        return _entry(run, state)
+    except OSError as error:
+        reason = f"its files cannot be read: {one_line(error)}"
+        return {**_heading(run, state), "message": "; ".join(filter(None, (state.message, reason))), "seq": 0, **UNKNOWN}
 
 
-def _entry(run: RunDir, state: RunState) -> dict[str, Any]:
-    found = outline(run)
-    last = found.curve().last_seq
+def _heading(run: RunDir, state: RunState) -> dict[str, Any]:
     return {
         "id": run.id,
         "name": state.name,
@@ -45,10 +50,15 @@ def _entry(run: RunDir, state: RunState) -> dict[str, Any]:
         "started": state.started,
         "updated": state.updated,
         "heartbeat": state.heartbeat,
-        "seq": EventReader(run.events_file).last_seq() if last is None else last,
         "actions": allowed(state),
-        **found.fields(state),
     }
+
+
+def _entry(run: RunDir, state: RunState) -> dict[str, Any]:
+    found = outline(run)
+    last = found.curve().last_seq
+    seq = EventReader(run.events_file).last_seq() if last is None else last
+    return {**_heading(run, state), "seq": seq, **found.fields(state)}
 
 
 def description(run: RunDir) -> dict[str, Any]:
