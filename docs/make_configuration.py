@@ -21,6 +21,9 @@ A configuration is a YAML file (scalars as in YAML 1.2, so `1e-4` is a number). 
 ({presets}) and changes what the file names; `rewards` and `monitors` replace the preset's as a whole. On the command line
 `--set optimizer.lr=1e-4` changes one key. A run keeps the complete result, prompts included, as its `config.yaml`.
 
+`hardware: 16gb` beside `preset` (none, auto, 8gb, 12gb, 16gb, 24gb, 48gb) sets what saves memory, over the preset and under the
+file's own keys ([memory-plan.md](memory-plan.md)).
+
 Unknown keys are errors that name the nearest known one. "Ours" marks a default that has no published source.
 
 | key | takes | default | meaning and source |

@@ -43,8 +43,8 @@ def real_phases(
     levels, _ = policy.noise_levels(sampling_of(config))
     draw = draw_pairs(levels, surrogate.pairs, surrogate.share, 0, 0, range(1), count, surrogate.stratified)
     rollout = Rollout(
-        latents=latents[:count],
-        images=torch.empty(0),
+        latents=tuple(latents[:count]),
+        images=(),
         conditioning=rows.rows(range(count)),
         group_ids=torch.zeros(count, dtype=torch.long),
         prompts=(),

@@ -44,7 +44,7 @@ def card(monkeypatch):
 def source(**more):
     return {
         "preset": "sdxl",
-        "prompts": {"train": ["a fox"] * 16, "evaluate": ["a fox in snow"]},
+        "prompts": {"train": ["a fox"] * 48, "evaluate": ["a fox in snow"]},
         "rewards": {"brightness": {}},
         **more,
     }
@@ -163,7 +163,7 @@ def test_every_row_of_the_table_is_a_configuration(family):
 def test_reading_the_table_loads_no_torch():
     code = (
         "import sys; from trainer.config import load_config; "
-        "load_config({'preset': 'sdxl', 'hardware': '24gb', 'prompts': {'train': ['a'] * 16, 'evaluate': ['b']}, "
+        "load_config({'preset': 'sdxl', 'hardware': '24gb', 'prompts': {'train': ['a'] * 48, 'evaluate': ['b']}, "
         "'rewards': {'brightness': {}}}); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

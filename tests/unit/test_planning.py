@@ -14,7 +14,6 @@ from tests.tiny_families import make_folder
 from trainer.config import FAMILIES, load_config
 from trainer.errors import UserError
 from trainer.families import FAMILIES as BY_NAME
-from trainer.planning.architectures import published
 from trainer.planning.blueprint import blueprint_of
 from trainer.planning.hollow import meta_module
 from trainer.planning.plan import DECODE, ENCODE, OLD, ROLLOUT, UPDATE, Planner
@@ -22,6 +21,7 @@ from trainer.planning.tokens import stand_in
 from trainer.planning.tracking import Usage
 from trainer.planning.weights import DenoiserSizes, bytes_a_weight, bytes_of
 from trainer.policies import policy_class
+from trainer.policies.published import PUBLISHED as SIZES
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 FLOAT = 4  # bytes
@@ -267,10 +267,9 @@ PUBLISHED = {
 def test_built_in_sizes_are_those_of_the_published_models(family):
     import diffusers
 
-    title, parts = published(family)
-    _, kind, config = parts[policy_class(family).DENOISER]
+    _, kind, config = SIZES[family][policy_class(family).DENOISER]
     count = sum(p.numel() for p in meta_module(getattr(diffusers, kind), config, torch.bfloat16).parameters())
-    assert count / 1e9 == pytest.approx(PUBLISHED[family], abs=0.001) and title
+    assert count / 1e9 == pytest.approx(PUBLISHED[family], abs=0.001)
 
 
 def test_a_hub_id_that_is_not_here_is_planned_with_published_sizes():
@@ -281,7 +280,7 @@ def test_a_hub_id_that_is_not_here_is_planned_with_published_sizes():
 
 
 def test_a_family_without_built_in_sizes_must_be_here(monkeypatch):
-    monkeypatch.setattr("trainer.planning.blueprint.published", lambda family: None)
+    monkeypatch.setattr("trainer.planning.blueprint.PUBLISHED", {})
     with pytest.raises(UserError, match=r"policy\.model: 'Qwen/Qwen-Image' is not on this machine.*fetch it, or give a folder"):
         blueprint_of(load_config(preset_source("qwen_image")).policy)
 
@@ -295,7 +294,9 @@ def test_a_folder_whose_configuration_is_damaged_is_named(tmp_path):
 
 def test_a_size_that_the_base_cannot_take_is_refused_as_by_training(tmp_path):
     folder = make_folder("sd3", tmp_path / "model")
-    with pytest.raises(UserError, match=r"rollout\.width x rollout\.height: 512 x 512 does not fit.* nearest size is 256 x 256"):
+    with pytest.raises(
+        UserError, match=r"rollout\.width x rollout\.height: 512 x 512 does not fit.* nearest size is 256 x 256"
+    ):
         Planner(CPU).plan(config_of(folder, pixels=512))
 
 

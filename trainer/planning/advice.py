@@ -114,8 +114,12 @@ def _steps(config: RunConfig, asked: RunConfig, phase: str, sizes: bool, device:
 
 
 def _smaller(config: RunConfig, asked: RunConfig) -> Iterator[dict[str, Any]]:
+    """The sides that were asked for, a step smaller than now; several sizes shrink together."""
+    now = max(width * height for width, height in config.rollout.sizes)
     for share in _SMALLER:
-        width, height = (max(64, int(side * share) // 64 * 64) for side in (asked.rollout.width, asked.rollout.height))
-        if width * height < config.rollout.width * config.rollout.height:
-            yield {"rollout.width": width, "rollout.height": height}
+        sizes = [tuple(max(64, int(side * share) // 64 * 64) for side in size) for size in asked.rollout.sizes]
+        if max(width * height for width, height in sizes) < now:
+            width, height = (list(sides) for sides in zip(*sizes, strict=True))
+            single = isinstance(asked.rollout.width, int)
+            yield {"rollout.width": width[0] if single else width, "rollout.height": height[0] if single else height}
             return

@@ -11,14 +11,27 @@ import torch
 
 from ..errors import UserError, one_line
 from ..families import FAMILIES
-from .architectures import published
+from ..policies.files import CheckpointFile
+from ..policies.folders import Folder, pipeline_class, quiet
+from ..policies.published import PUBLISHED, Parts
 from .hollow import meta_module, read_config
 from .tokens import stand_in
 
 if TYPE_CHECKING:
     from ..config import PolicyConfig
 
-_CLIP_TOKENS = 77
+# Whose sizes `policies.published` has.
+_WHOSE = {
+    "sd15": "Stable Diffusion 1.5",
+    "sdxl": "Stable Diffusion XL",
+    "sd3": "Stable Diffusion 3.5 Medium",
+    "flux": "FLUX.1 dev",
+    "chroma": "Chroma1",
+    "qwen_image": "Qwen-Image",
+    "z_image": "Z-Image",
+    "flux2_klein": "FLUX.2 klein base 4B",
+}
+_CLIP_TOKENS, _OTHER_TOKENS = 77, 512
 _TOLERANCE = 0.01  # of a file's parameters: some files carry a few more than the network takes
 
 
@@ -33,7 +46,8 @@ class Blueprint:
     family: str
     title: str
     folder: Path | None = None
-    parts: dict[str, tuple[str, str, dict[str, Any]]] = field(default_factory=dict)
+    parts: Parts = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
 
@@ -44,23 +58,25 @@ class Blueprint:
         """The list of parts. Raises UserError, also for a folder of another family."""
         if self.folder is None:
             pipeline = FAMILIES[self.family].pipeline
-            return {"_class_name": pipeline, **{name: [library, kind] for name, (library, kind, _) in self.parts.items()}}
-        from ..policies.folders import Folder
-
+            parts = {name: [library, kind] for name, (library, kind, _) in self.parts.items()}
+            return {"_class_name": pipeline, **self.options, **parts}
         return Folder(str(self.folder), self.family).index(unused)
 
     def load(self, dtype: torch.dtype, **given: Any) -> Any:
         """The pipeline, with `given` parts put in instead (None: left out). Raises UserError."""
-        from ..policies.folders import pipeline_class, quiet
-
         index = self.index(tuple(name for name, value in given.items() if value is None))
         wanted = {k: v for k, v in index.items() if isinstance(v, list) and v[0] and k not in given}
         options = {k: v for k, v in index.items() if not k.startswith("_") and not isinstance(v, list)}
+        absent = {k: None for k, v in index.items() if isinstance(v, list) and not v[0]}
         with quiet():
             built = {name: self._part(name, library, kind, dtype) for name, (library, kind) in wanted.items()}
-            pipe = pipeline_class(FAMILIES[self.family])(**{**options, **built, **given})
+            pipe = pipeline_class(FAMILIES[self.family])(**{**options, **absent, **built, **given})
         pipe.set_progress_bar_config(disable=True)
         return pipe
+
+    def module(self, name: str, dtype: torch.dtype) -> torch.nn.Module:
+        """One part with weights, on the device `meta`. Raises UserError."""
+        return self._part(name, *self.index(())[name], dtype)
 
     def _part(self, name: str, library: str, kind: str, dtype: torch.dtype) -> Any:
         import diffusers
@@ -80,7 +96,7 @@ class Blueprint:
             raise UserError(f"policy.model: the configuration {where} can't be used: {one_line(error)[:200]}") from error
         if name.startswith("tokenizer"):
             clip = "CLIP" in self.parts[name.replace("tokenizer", "text_encoder")][1]
-            return stand_in(_CLIP_TOKENS if clip else 512)
+            return stand_in(_CLIP_TOKENS if clip else _OTHER_TOKENS)
         return found.from_config(self.parts[name][2])
 
 
@@ -99,15 +115,13 @@ def blueprint_of(config: PolicyConfig) -> Blueprint:
         return Blueprint(model, family, path.name if path.is_dir() else model, folder)
     if path.is_dir():
         raise UserError(f"policy.model: {model} is not a diffusers pipeline folder: it has no model_index.json")
-    known = published(family)
-    if known is None:
+    if family not in PUBLISHED:
         raise UserError(
             f"policy.model: {model!r} is not on this machine, and no sizes of a {family} are built in; fetch it, or give a "
             "folder"
         )
-    title, parts = known
-    note = f"{model} is not on this machine: planned with the published sizes of {title}"
-    return Blueprint(model, family, model, parts=parts, notes=[note])
+    note = f"{model} is not on this machine: planned with the published sizes of {_WHOSE[family]}"
+    return Blueprint(model, family, model, parts=PUBLISHED[family], notes=[note])
 
 
 def _folder(model: str) -> Path | None:
@@ -124,10 +138,6 @@ def _folder(model: str) -> Path | None:
 
 
 def _of_file(path: Path, config: PolicyConfig) -> Blueprint:
-    from ..policies.checkpoint import read_shapes
-    from ..policies.files import CheckpointFile
-    from ..policies.references import REFERENCES
-
     source = CheckpointFile(path, config.family, config.parts, config.files, config.tokenizers)
     if config.parts:
         folder = _folder(config.parts)
@@ -137,30 +147,25 @@ def _of_file(path: Path, config: PolicyConfig) -> Blueprint:
                 "sizes of the model are unknown; fetch it, or give a folder"
             )
         made = Blueprint(str(path), config.family, path.stem, folder, facts=source.hints())
-    elif config.family in REFERENCES:
-        parts = dict(REFERENCES[config.family])
-        name = "unet" if "unet" in parts else "transformer"
-        library, kind, sizes = parts[name]
-        parts[name] = (library, kind, {**sizes, **source.decided_by_file()})
-        made = Blueprint(str(path), config.family, path.stem, parts=parts, facts=source.hints())
     else:
-        raise UserError(
-            f"policy.parts: a file of family {config.family} needs a diffusers folder or hub id of that family here, for "
-            "configurations, tokenizers and what the file lacks"
-        )
-    _require_size(made, path, source.prefix, read_shapes(path))
+        changes, options = source.differences()
+        parts = {
+            name: (library, kind, {**sizes, **changes.get(name, {})})
+            for name, (library, kind, sizes) in PUBLISHED[config.family].items()
+        }
+        parts |= {name: (None, None, {}) for name in source.absent()}
+        made = Blueprint(str(path), config.family, path.stem, parts=parts, options=options, facts=source.hints())
+    _require_size(made, path, source)
     return made
 
 
-def _require_size(made: Blueprint, path: Path, prefix: str, shapes: dict[str, tuple[int, ...]]) -> None:
+def _require_size(made: Blueprint, path: Path, source: CheckpointFile) -> None:
     """Raises UserError where the file's denoiser is not as large as the configuration says."""
     from ..policies import policy_class
 
-    name = policy_class(made.family).DENOISER
-    library, kind = made.index(())[name]
-    expected = sum(p.numel() for p in made._part(name, library, kind, torch.bfloat16).parameters())
-    inside = [key for key in shapes if key.startswith(prefix)] if prefix else list(shapes)
-    found = sum(torch.Size(shapes[key]).numel() for key in inside)
+    part = policy_class(made.family).DENOISER
+    expected = sum(p.numel() for p in made.module(part, torch.bfloat16).parameters())
+    found = sum(torch.Size(shape).numel() for shape in source.denoiser_shapes().values())
     if abs(found - expected) > _TOLERANCE * expected:
         raise UserError(
             f"policy.model: the denoiser in {path} has {found / 1e9:.3f} billion parameters, and its configuration says "

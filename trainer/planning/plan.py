@@ -10,10 +10,8 @@ from typing import Any
 import torch
 
 from ..config import RunConfig
-from ..evaluation import evaluation_sampling
-from ..loop import sampling_of
 from ..policies.base import Sampling
-from .probe import Cost, Probe, outputs_of
+from .probe import Cost, Probe, largest_judged, largest_sampling, outputs_of
 from .reward_needs import RewardNeed, reward_needs
 from .weights import OPTIMIZER_BYTES, bytes_of, encoders_resident
 
@@ -172,7 +170,7 @@ class _Parts:
         during = self.kept + self.optimizer + self.factors  # the last: theta_old's
         yield self._encode(both if self.stays else 0)
 
-        sampling = sampling_of(c)
+        sampling = largest_sampling(c)
         cost = self._sampled(ROLLOUT, sampling, self.outputs)
         each = self.probe.policy.noise_levels(sampling)[1]
         merged = probe.merged_bytes(c) if self.device.type == "cpu" and self.stays else 0
@@ -199,11 +197,12 @@ class _Parts:
         weights = network + self.whole_in_update + self.waiting
         yield self._phase(UPDATE, weights, during + self.latents + gradients, cost, evaluations, passes)
 
-        judged = evaluation_sampling(c)
-        if probe.policy.passes(judged.guidance) > probe.policy.passes(sampling.guidance):
+        judged = largest_judged(c)
+        area, passes = judged.width * judged.height, probe.policy.passes(judged.guidance)
+        if area > sampling.width * sampling.height or passes > probe.policy.passes(sampling.guidance):
             count = c.evaluation.prompts * c.evaluation.seeds
             cost = self._sampled(ROLLOUT, judged, count)
-            latents = self.latents // self.outputs * count
+            latents = self.latents // self.outputs * count * area // (sampling.width * sampling.height)
             yield Phase(EVALUATE, network_at_work + merged + self.waiting, self.kept + self.optimizer + latents, cost.peak)
 
     def _encode(self, others: int) -> Phase:
@@ -221,7 +220,7 @@ class _Parts:
 
     def _estimated(self, phase: str, run: Callable[[RunConfig, int], Cost]) -> Cost:
         c = self.config
-        relevant = (sampling_of(c), c.surrogate.model_copy(update={"batch_size": 0}))
+        relevant = (largest_sampling(c), c.surrogate.model_copy(update={"batch_size": 0}))
         most = -(-self.outputs // c.objective.gradient_steps) * c.surrogate.pairs  # rows of a minibatch
         return self._at(phase, relevant, min(c.surrogate.batch_size, most), lambda n: run(c, n))
 

@@ -9,7 +9,7 @@ import torch
 
 from ..config import RunConfig
 from ..estimate import SurrogateEstimate
-from ..evaluation import evaluation_sampling
+from ..evaluation import evaluation_prompts, evaluation_sampling, evaluation_sizes
 from ..loop import sampling_of
 from ..lora.adapter import add_factors, resolve_targets
 from ..objective import draw_pairs
@@ -17,6 +17,7 @@ from ..policies import decoder_format, load_policy
 from ..policies.base import Conditioning, Sampling
 from ..policies.pipeline import ENCODED_AT_ONCE
 from ..rollout import Rollout
+from ..sizes import Size, named_size
 from .blueprint import Blueprint, blueprint_of
 from .hollow import hollow, new_mode
 from .tracking import Usage
@@ -75,8 +76,10 @@ class Probe:
 
     def check(self, config: RunConfig) -> None:
         """Raises UserError for a size or guidance that the base can't take."""
-        self.policy.check(sampling_of(config), config.rollout.negative_prompt, "rollout")
-        self.policy.check(evaluation_sampling(config), "", "evaluation")
+        for size in sizes_of(config):
+            self.policy.check(_at(sampling_of(config), size), config.rollout.negative_prompt, "rollout")
+        for size in judged_sizes(config):
+            self.policy.check(_at(evaluation_sampling(config), size), "", "evaluation")
 
     @property
     def vae(self) -> torch.nn.Module:
@@ -166,11 +169,11 @@ class Probe:
         surrogate = config.surrogate
         pairs = min(surrogate.pairs, rows)  # with more of them an output's rows are spread over several batches
         count = rows // pairs
-        levels, _ = self.policy.noise_levels(sampling_of(config))
+        levels, _ = self.policy.noise_levels(largest_sampling(config))
         draw = draw_pairs(levels, pairs, surrogate.share, 0, 0, range(1), count, surrogate.stratified)
         rollout = Rollout(
-            latents=self._latents(config, count),
-            images=torch.empty(0),
+            latents=tuple(self._latents(config, count)),
+            images=(),
             conditioning=self.conditioning(config, count),
             group_ids=torch.zeros(count, dtype=torch.long),
             prompts=(),
@@ -189,10 +192,39 @@ class Probe:
         return raw[:, :, None] if "temperal_downsample" in self.vae.config else raw
 
     def _latents(self, config: RunConfig, count: int) -> torch.Tensor:
-        height, width = self.policy._latent_size(sampling_of(config))
+        height, width = self.policy._latent_size(largest_sampling(config))
         return torch.zeros(count, self.policy.latent_channels, height, width)
 
 
 def outputs_of(config: RunConfig) -> int:
     """How many pictures an iteration makes."""
     return config.rollout.prompts_per_iteration * config.rollout.group_size
+
+
+def sizes_of(config: RunConfig) -> list[Size]:
+    """Every size that a rollout may have."""
+    named = (named_size(prompt) for prompt in config.prompts.train)
+    return list(dict.fromkeys([*config.rollout.sizes, *filter(None, named)]))
+
+
+def judged_sizes(config: RunConfig) -> list[Size]:
+    """Every size that an evaluation's pictures have."""
+    return list(dict.fromkeys(evaluation_sizes(config, evaluation_prompts(config))))
+
+
+def largest_sampling(config: RunConfig) -> Sampling:
+    """How the rollout samples at the largest of its sizes."""
+    return _at(sampling_of(config), max(sizes_of(config), key=_area))
+
+
+def largest_judged(config: RunConfig) -> Sampling:
+    """How an evaluation samples at the largest of its sizes."""
+    return _at(evaluation_sampling(config), max(judged_sizes(config), key=_area))
+
+
+def _at(sampling: Sampling, size: Size) -> Sampling:
+    return replace(sampling, width=size[0], height=size[1])
+
+
+def _area(size: Size) -> int:
+    return size[0] * size[1]
