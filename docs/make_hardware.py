@@ -1,6 +1,7 @@
-"""Write trainer/config/hardware.yaml from plans of the published bases: python docs/make_hardware.py [FAMILY ...]
+"""Write trainer/config/hardware.yaml, and its table in docs/memory-plan.md: python docs/make_hardware.py [FAMILY ...]
 
-Takes minutes: each base is run forward and backward without storage in many settings. With names only those are made anew.
+Plans of the published bases decide. Takes minutes: each is run forward and backward without storage in many settings. With
+names only those are made anew.
 `--check` changes nothing, and says whether every class of the table still fits (exit code 1 if one does not).
 """
 
@@ -25,8 +26,9 @@ from trainer.planning.report import nested  # noqa: E402
 HEAD = """\
 # Settings by family and graphics memory, by `python docs/make_hardware.py`: the first that fit of those that the command
 # `plan` would try, at 1024 x 1024 (sd15: 512 x 512), group size 8, with the family's preset and no reward that has a network.
-# A plan counts on {share:.0%} of the class being free, and leaves a tenth of that.
+# A plan counts on {share} of the class being free, and leaves a tenth of that.
 """
+PAGE, MARK = ROOT / "docs" / "memory-plan.md", "<!-- hardware: {} -->"
 GROUP = 8
 PROMPT = "a photograph of a red fox that sits in fresh snow under old trees, the light of a low sun behind it"
 # Where the search starts. Without checkpointing a row takes many times the memory, and larger batches make up for its time.
@@ -76,6 +78,36 @@ def rows(family: str) -> dict[str, dict]:
     return out
 
 
+def page_table() -> str:
+    """The table as docs/memory-plan.md shows it."""
+    lines = [
+        "| family | memory | checkpointing | rollout batch | update batch | tiles | offload | quantization | optimiser |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for family, classes in read_table().items():
+        for name, settings in classes.items():
+            policy = settings["policy"]
+            cells = (
+                f"`{family}`",
+                name,
+                show(policy["gradient_checkpointing"]),
+                show(settings["rollout"]["batch_size"]),
+                show(settings["surrogate"]["batch_size"]),
+                policy["vae_tiling"],
+                policy["offload"],
+                policy["quantization"],
+                settings.get("optimizer", {}).get("name", "the preset's"),
+            )
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def write_page() -> None:
+    begin, end = MARK.format("begin"), MARK.format("end")
+    page = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(f"{page.split(begin)[0]}{begin}\n{page_table()}\n{end}{page.split(end)[1]}", encoding="utf-8")
+
+
 def check() -> int:
     bad = 0
     for family, classes in read_table().items():
@@ -97,4 +129,5 @@ if __name__ == "__main__":
     for family in sys.argv[1:] or FAMILIES:
         table[family] = rows(family)
         ordered = {name: table[name] for name in FAMILIES if name in table}
-        TABLE.write_text(HEAD.format(share=FREE_SHARE) + dump(ordered), encoding="utf-8")
+        TABLE.write_text(HEAD.format(share=f"{FREE_SHARE:.0%}") + dump(ordered), encoding="utf-8")
+    write_page()

@@ -75,7 +75,7 @@ def test_an_override_names_it_and_overrides_go_before_it(table):
 def test_the_family_may_come_from_an_override(table):
     other = {**source(hardware="12gb"), "preset": "flux"}
     assert load_config(other).policy.quantization == "none"  # flux is not in this table
-    assert load_config(other, ["policy.family=sdxl", "policy.model=org/name"]).policy.quantization == "nf4"
+    assert load_config(other, ["policy.family=sdxl", "rollout.shift=null"]).policy.quantization == "nf4"
 
 
 def test_a_runs_own_configuration_holds_the_values_and_not_the_word(table):

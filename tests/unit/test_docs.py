@@ -8,10 +8,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_configuration_document_is_current():
-    spec = importlib.util.spec_from_file_location("make_configuration", ROOT / "docs" / "make_configuration.py")
+def _module(name: str):
+    """A program in docs."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+def test_configuration_document_is_current():
+    module = _module("make_configuration")
     written = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     assert written == module.text(), "run: python docs/make_configuration.py"
 
@@ -49,3 +55,9 @@ def test_the_documented_reward_of_one_s_own_works(tmp_path, monkeypatch):
     scores = create(name, {"share": 1.0}).score(images, ["", ""], [{}, {}])
     assert scores[0] == 0 > scores[1]
     registry._load.cache_clear()
+
+
+def test_the_hardware_table_is_the_pages():
+    module = _module("make_hardware")
+    page = (ROOT / "docs" / "memory-plan.md").read_text(encoding="utf-8")
+    assert module.page_table() in page, "run: python docs/make_hardware.py"

@@ -261,7 +261,7 @@ def test_only_the_preset_is_required_and_rare_knobs_are_collapsed(comfy_nodes):
     inputs = comfy_nodes.info("VGRPOSettings")["input"]
     assert list(inputs["required"]) == ["preset"]
     shown = [name for name, (_, options) in inputs["optional"].items() if not options.get("advanced")]
-    assert shown == ["iterations", "seed", "group_size", "prompts_per_iteration", "lr"]
+    assert shown == ["iterations", "seed", "group_size", "prompts_per_iteration", "lr", "hardware"]
 
 
 def test_bad_yaml_is_refused_before_anything_runs(comfy_nodes):

@@ -11,6 +11,7 @@ import torch
 
 from ..config import RunConfig
 from ..policies.base import Sampling
+from ..policies.pipeline import ENCODED_AT_ONCE
 from .probe import Cost, Probe, largest_judged, largest_sampling, outputs_of
 from .reward_needs import RewardNeed, reward_needs
 from .weights import OPTIMIZER_BYTES, bytes_of, encoders_resident
@@ -59,7 +60,7 @@ class Plan:
 
     @property
     def usable(self) -> int | None:
-        return None if self.memory is None else int(self.memory * (1 - RESERVE))
+        return _usable(self.memory)
 
     def too_large(self) -> Phase | None:
         """The first phase that does not fit."""
@@ -90,6 +91,10 @@ class Plan:
         return sum(known) if known and None not in known else None
 
 
+def _usable(memory: int | None) -> int | None:
+    return None if memory is None else int(memory * (1 - RESERVE))
+
+
 class Planner:
     """Plans for one device. What was run once is remembered, so that a search over settings costs little."""
 
@@ -100,6 +105,11 @@ class Planner:
         """Whether larger batches are told from those of one and two, which is nearly exact and saves runs: for a search."""
         self._probes: dict[str, Probe] = {}
         self._costs: dict[tuple[int, str, str], Any] = {}
+
+    @property
+    def usable(self) -> int | None:
+        """Bytes that a plan may use."""
+        return _usable(self.memory)
 
     def probe(self, config: RunConfig) -> Probe:
         policy = config.policy.model_dump(mode="json", exclude={"quantization", "offload", "compile", "attention"})
@@ -207,9 +217,22 @@ class _Parts:
 
     def _encode(self, others: int) -> Phase:
         texts = hash((self.config.rollout.negative_prompt, self.config.prompts))
-        cost, encoders = self.planner.remember(self.probe, ENCODE, texts, lambda: self.probe.encode(self.config))
+
+        def encoded(count: int) -> tuple[Cost, list[torch.nn.Module]]:
+            return self.planner.remember(self.probe, ENCODE, (texts, count), lambda: self.probe.encode(self.config, count))
+
+        cost, encoders = encoded(ENCODED_AT_ONCE)
         size = encoders_resident(encoders, self.offload)
-        return Phase(ENCODE, size + others + self.scorers, self.kept, cost.peak)
+        phase = Phase(ENCODE, size + others + self.scorers, self.kept, cost.peak)
+        usable = self.planner.usable
+        if usable is not None and phase.peak > usable:  # the trainer then takes fewer prompts at once, by itself
+            fewer = replace(phase, tensors=encoded(1)[0].peak)
+            if fewer.peak <= usable:
+                self.notes.append(
+                    f"there is no room to encode {ENCODED_AT_ONCE} prompts at once, so the trainer will take fewer"
+                )
+                return fewer
+        return phase
 
     def _sampled(self, phase: str, sampling: Sampling, outputs: int) -> Cost:
         relevant = replace(

@@ -101,8 +101,8 @@ class Probe:
         same = config.surrogate.guidance == "same"
         return self.policy.passes(self.policy.scored_guidance(config.rollout.guidance, same))
 
-    def encode(self, config: RunConfig) -> tuple[Cost, list[torch.nn.Module]]:
-        """Encoding as many of the run's longest prompts as go at once; and the encoders."""
+    def encode(self, config: RunConfig, count: int = ENCODED_AT_ONCE) -> tuple[Cost, list[torch.nn.Module]]:
+        """Encoding so many of the run's longest prompts at once; and the encoders."""
         self.policy.device = META
         try:
             pipe = self.policy._encoders()
@@ -112,7 +112,7 @@ class Probe:
         for encoder in encoders:
             hollow(encoder, self._mode)
         texts = {config.rollout.negative_prompt, *(p.text for p in (*config.prompts.train, *config.prompts.evaluate))}
-        longest = sorted(texts, key=len, reverse=True)[:ENCODED_AT_ONCE]
+        longest = sorted(texts, key=len, reverse=True)[:count]
         with torch.no_grad(), Usage(*encoders) as usage:
             rows = self.policy.encode_prompts(pipe, longest)
         (negative,) = self.policy.encode_prompts(pipe, [config.rollout.negative_prompt])
