@@ -28,7 +28,7 @@ class VGRPOSettings(io.ComfyNode):
                     tooltip="Where every knob starts: demo suits the embedded model, sd3 is the paper's stage 1 for SD 3.5 "
                     "Medium, none is the method's own defaults. Model, prompts and rewards come from their own nodes.",
                 ),
-                *(_input(knob) for knob in KNOBS),
+                *(_input(knob) for knob in KNOBS if not knob.last),
                 _collapsed(
                     io.String.Input(
                         "more",
@@ -41,6 +41,7 @@ class VGRPOSettings(io.ComfyNode):
                         "'optimizer.weight_decay: 0.01'. docs/configuration.md lists them all.",
                     )
                 ),
+                *(_input(knob) for knob in KNOBS if knob.last),
             ],
             outputs=[
                 SETTINGS.Output(display_name="settings", tooltip="How V-GRPO Train LoRA trains."),

@@ -228,8 +228,11 @@ class _Trainer:
     def _park(self, device: torch.device) -> None:
         """Give the accelerator back while paused, or take it again."""
         self.bench.policy.to(device)
-        if self.bench.learner.average is not None:
-            self.bench.learner.average = self.bench.learner.average.to(device=device)
+        learner = self.bench.learner
+        if learner.average is not None:
+            learner.average = learner.average.to(device=device)
+        if learner.lagged is not None:
+            learner.lagged = learner.lagged.to(device=device)
         for name, message in load_rewards(self.bench.rewards, device, None):
             self.warn(f"{name} could not be moved to {device}: {message}")
         if torch.cuda.is_available():

@@ -216,6 +216,11 @@ class PipelinePolicy(ABC):
     def scored_guidance(self, guidance: float, same: bool) -> float:
         return guidance if same or self.guidance_kind() is Guidance.EMBEDDED else 1.0
 
+    def first_noise(self, seeds: Sequence[int], sampling: Sampling) -> torch.Tensor:
+        # CPU generators: the noise is the same on every device and for every batch split.
+        shape = (self.latent_channels, *self._latent_size(sampling))
+        return torch.stack([torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds])
+
     @torch.no_grad()
     def sample(
         self, conditioning: Conditioning, seeds: Sequence[int], sampling: Sampling, on_step: Callable[[], None] | None = None
@@ -227,9 +232,7 @@ class PipelinePolicy(ABC):
         parts = []
         for start in range(0, len(seeds), sampling.batch_size):
             part = seeds[start : start + sampling.batch_size]
-            # CPU generators: the noise is the same on every device and for every batch split.
-            shape = (self.latent_channels, height, width)
-            noise = torch.stack([torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in part])
+            noise = self.first_noise(part, sampling)
             rows = conditioning.rows(range(start, start + len(part)))
             negative = None
             if self.passes(sampling.guidance) == 2:
