@@ -33,7 +33,7 @@ def recorded(policy, calls: Passes):
     denoiser, decoder = policy.denoiser, policy._pipe.vae.decoder
 
     def before(module, args, kwargs):
-        plain = any(getattr(part, "disable_adapters", False) for part in denoiser.modules())
+        plain = any(getattr(part, "disable_adapters", None) is True for part in denoiser.modules())  # a method of the model's
         calls.append((module, args, kwargs, torch.is_grad_enabled() and module is denoiser, plain))
 
     with ExitStack() as hooks:

@@ -14,6 +14,7 @@ from .algorithms.base import Algorithm, Reference
 from .config import RunConfig
 from .estimate import SurrogateEstimate
 from .lora import LoraAdapter, LoraFactors
+from .memory import UPDATE
 from .objective import (
     PairDraw,
     clip_fraction,
@@ -26,7 +27,7 @@ from .objective import (
     soft_clip,
     zero_variance_groups,
 )
-from .optimization import GuardedStepper, learning_rate, update_average
+from .optimization import GuardedStepper, learning_rate, move_optimizer, update_average
 from .policies.base import Conditioning, Policy, Sampling
 from .prompts import Prompt
 from .rewards.base import Reward
@@ -50,6 +51,15 @@ class Learner:
     average: LoraFactors | None = None
     lagged: LoraFactors | None = None
 
+    def to(self, device: torch.device) -> None:
+        """Move all of it but the base, whose weights the policy moves."""
+        self.adapter.to(device)
+        move_optimizer(self.stepper.optimizer, device)
+        if self.average is not None:
+            self.average = self.average.to(device=device)
+        if self.lagged is not None:
+            self.lagged = self.lagged.to(device=device)
+
 
 @dataclass
 class IterationResult:
@@ -61,8 +71,9 @@ class IterationResult:
 
 
 def sampling_of(config: RunConfig) -> Sampling:
+    """How the rollout samples, at the first of its sizes."""
     r = config.rollout
-    return Sampling(r.sampler, r.steps, r.guidance, r.width, r.height, r.batch_size, r.shift)
+    return Sampling(r.sampler, r.steps, r.guidance, *r.sizes[0], r.batch_size, r.shift)
 
 
 class VGRPOAlgorithm(Algorithm):
@@ -116,7 +127,7 @@ def run_iteration(
     # For each prompt: sample a group of G outputs with theta_old. Their rewards, while further outputs are decoded.
     with ScoringPhase(rewards) as scoring:
         with _timed(clock, "rollout"):
-            picks = pick_prompts(prompts, config.rollout.prompts_per_iteration, seed, iteration)
+            picks = pick_prompts(prompts, config.rollout.prompts_per_iteration, seed, iteration, config.rollout.sizes)
             sampling, members = sampling_of(config), config.rollout.group_size
             with algorithm.acting(behaviour):
                 rollout = algorithm.sample(
@@ -133,9 +144,10 @@ def run_iteration(
     advantages = advantages.float()  # some devices have no float64
 
     # N_MC pairs (t_j, eps_j), shared by the group.
-    levels, rollout_evaluations = policy.noise_levels(sampling_of(config))
+    grids = {size: policy.noise_levels(sampling.at(size)) for size in dict.fromkeys(pick.size for pick in picks)}
+    rollout_evaluations = max(evaluations for _, evaluations in grids.values())  # the size changes the levels, not the steps
     draw = draw_pairs(
-        levels,
+        torch.stack([grids[pick.size][0] for pick in picks]),
         config.surrogate.pairs,
         config.surrogate.share,
         seed,
@@ -147,28 +159,36 @@ def run_iteration(
     estimate = algorithm.estimate(rollout, draw, advantages)
 
     with _timed(clock, "update"):
-        minibatches = _minibatches(advantages, config, iteration)
+        minibatches = _minibatches(advantages, rollout.size_ids, config, iteration)
         # L_hat(theta_old | o_i, c) in the row batches that training will use, if there are several steps. theta is still
         # theta_old here.
-        references = [algorithm.reference(estimate, outputs, behaviour) for outputs in minibatches]
-        evaluations_old, estimate.evaluations = estimate.evaluations, 0
+        old = [_measured_old(learner, algorithm, estimate, outputs, behaviour) for outputs in minibatches]
 
         # N gradient steps on minibatches of the collected outputs.
         _set_lr(learner.stepper.optimizer, lr := learning_rate(config.optimizer, iteration, config.iterations))
-        steps = [
-            _gradient_step(learner, algorithm, estimate, outputs, advantages, reference)
-            for outputs, reference in zip(minibatches, references, strict=True)
-        ]
+        steps = []
+        for n, outputs in enumerate(minibatches):
+            step, old[n] = _gradient_step(learner, algorithm, estimate, outputs, advantages, behaviour, old[n])
+            steps.append(step)
         algorithm.after()
         if learner.average is not None:
             update_average(learner.average, adapter.snapshot(), config.optimizer.ema_decay)
 
     metrics = _metrics(scores, trained, weights, rollout, advantages, steps, minibatches, clock, algorithm.measured)
     metrics["lr"] = lr
-    evaluations_old += estimate.evaluations_old
-    metrics["nfe/behaviour"] = algorithm.rollout_evaluations(rollout_evaluations) + evaluations_old / len(rollout)
-    metrics["nfe/policy"] = estimate.evaluations / len(rollout)
+    spent_old = sum(o.evaluations for o in old) + sum(step.evaluations_old for step in steps)
+    metrics["nfe/behaviour"] = algorithm.rollout_evaluations(rollout_evaluations) + spent_old / len(rollout)
+    metrics["nfe/policy"] = sum(step.evaluations for step in steps) / len(rollout)
     return IterationResult(metrics, rollout, scores, advantages, _warnings(config, metrics, steps))
+
+
+@dataclass(frozen=True)
+class _Old:
+    """What a minibatch is compared with: theta_old's losses, and predictions for the KL, where the algorithm asks for them."""
+
+    reference: Reference
+    rows: int  # at most so many rows at once: in half precision the losses hold for theta in the same batches only
+    evaluations: int
 
 
 @dataclass(frozen=True)
@@ -179,10 +199,12 @@ class _Step:
     kl: float
     grad_norm: float
     skipped: str | None
+    evaluations: int
+    evaluations_old: int  # of the behaviour policy, beside theta's
 
 
-def _minibatches(advantages: torch.Tensor, config: RunConfig, iteration: int) -> list[torch.Tensor]:
-    """The collected outputs in N near-equal parts, in an order drawn for the iteration.
+def _minibatches(advantages: torch.Tensor, size_ids: torch.Tensor, config: RunConfig, iteration: int) -> list[torch.Tensor]:
+    """The collected outputs in N near-equal parts, in an order drawn for the iteration; in each those of one size together.
 
     Outputs whose advantage is exactly 0 (failed scorers, zero-variance groups) carry no policy gradient: they are left
     out, so that they neither cost evaluations nor dilute the mean (trl#6365). With a KL term every output counts.
@@ -192,7 +214,22 @@ def _minibatches(advantages: torch.Tensor, config: RunConfig, iteration: int) ->
     steps = config.objective.gradient_steps
     if steps > 1:
         useful = useful[torch.randperm(len(useful), generator=generator)]
-    return [part for part in useful.tensor_split(steps) if len(part)]
+    return [part[size_ids[part].argsort(stable=True)] for part in useful.tensor_split(steps) if len(part)]
+
+
+def _rows(estimate: SurrogateEstimate, config: RunConfig, outputs: torch.Tensor) -> int:
+    """How many (output, pair) rows may go through the network at once; not more than there are, so that half is less."""
+    return min(config.surrogate.batch_size, len(outputs) * estimate.pairs)
+
+
+def _measured_old(
+    learner: Learner, algorithm: Algorithm, estimate: SurrogateEstimate, outputs: torch.Tensor, behaviour: LoraFactors
+) -> _Old:
+    def measure(rows: int) -> _Old:
+        estimate.batch_size, estimate.evaluations = rows, 0
+        return _Old(algorithm.reference(estimate, outputs, behaviour), rows, estimate.evaluations)
+
+    return learner.policy.batches.attempt(UPDATE, _rows(estimate, algorithm.config, outputs), measure)
 
 
 def _gradient_step(
@@ -201,21 +238,32 @@ def _gradient_step(
     estimate: SurrogateEstimate,
     outputs: torch.Tensor,
     advantages: torch.Tensor,
-    reference: Reference,
-) -> _Step:
+    behaviour: LoraFactors,
+    old: _Old,
+) -> tuple[_Step, _Old]:
+    """One optimiser step, and `old` as it was used. Without memory all of the step is done anew in smaller row batches."""
     chosen = advantages[outputs]
     share = 1 / max(1, int((chosen != 0).sum()))
-    old = reference.losses
 
     def loss_of(losses: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
         part = chosen[local].to(losses.device)
-        return algorithm.loss(losses, None if old is None else old[local], part) * (len(local) * share)
+        losses_old = old.reference.losses
+        return algorithm.loss(losses, None if losses_old is None else losses_old[local], part) * (len(local) * share)
 
-    losses, kl = estimate.backward(outputs, loss_of, algorithm.kl_coef(), reference.predictions)
-    ratio = algorithm.ratio(losses, old)
+    def gradient(rows: int) -> tuple[torch.Tensor, float]:
+        nonlocal old
+        learner.stepper.optimizer.zero_grad(set_to_none=True)  # what an attempt without memory has left
+        if old.rows != rows:
+            old = _measured_old(learner, algorithm, estimate, outputs, behaviour)
+        estimate.batch_size, estimate.evaluations, estimate.evaluations_old = rows, 0, 0
+        return estimate.backward(outputs, loss_of, algorithm.kl_coef(), old.reference.predictions)
+
+    losses, kl = learner.policy.batches.attempt(UPDATE, _rows(estimate, algorithm.config, outputs), gradient)
+    ratio = algorithm.ratio(losses, old.reference.losses)
     clipped = 0.0 if ratio is None else algorithm.clipped(ratio, chosen)
     outcome = learner.stepper.step(loss_finite=bool(torch.isfinite(losses).all()))
-    return _Step(losses, ratio, clipped, kl, outcome.grad_norm, outcome.skipped)
+    spent = estimate.evaluations, estimate.evaluations_old
+    return _Step(losses, ratio, clipped, kl, outcome.grad_norm, outcome.skipped, *spent), old
 
 
 def _metrics(

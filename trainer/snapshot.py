@@ -20,7 +20,10 @@ def learner_tensors(learner: Learner) -> tuple[dict[str, dict[str, torch.Tensor]
         tensors["ema"] = learner.average.tensors()
     if learner.lagged is not None:
         tensors["lagged"] = learner.lagged.tensors()
-    return tensors, {"optimizer": meta, "skipped_in_a_row": learner.stepper.skipped_in_a_row}
+    position = {"optimizer": meta, "skipped_in_a_row": learner.stepper.skipped_in_a_row}
+    if learner.policy.batches.sizes:  # a batch's size decides the last digits
+        position["batches"] = dict(learner.policy.batches.sizes)
+    return tensors, position
 
 
 def restore_learner(learner: Learner, tensors: dict[str, dict[str, torch.Tensor]], position: dict[str, Any]) -> list[str]:
@@ -42,4 +45,5 @@ def restore_learner(learner: Learner, tensors: dict[str, dict[str, torch.Tensor]
         learner.lagged = LoraFactors.from_tensors(tensors["lagged"]).to(device=device).clone()
     optimizer_from_tensors(learner.stepper.optimizer, list(learner.stepper.named), tensors["optimizer"], position["optimizer"])
     learner.stepper.skipped_in_a_row = position["skipped_in_a_row"]
+    learner.policy.batches.sizes.update(position.get("batches", {}))
     return rng_from_tensors(tensors["rng"])

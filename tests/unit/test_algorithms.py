@@ -43,7 +43,7 @@ def estimate_of(bench, iteration=0):
     """The algorithm of an iteration with its collected outputs, scored and not yet trained on."""
     config, learner = bench.config, bench.learner
     algorithm = load_algorithm(config.algorithm)(config, learner, iteration)
-    picks = pick_prompts(bench.train, 2, config.seed, iteration)
+    picks = pick_prompts(bench.train, 2, config.seed, iteration, config.rollout.sizes)
     with algorithm.acting(algorithm.behaviour()):
         rollout = algorithm.sample(
             bench.policy, picks, bench.train_conditioning, 4, sampling_of(config), config.seed, iteration
@@ -145,7 +145,7 @@ def test_a_non_finite_step_changes_nothing(tiny_sd3, name):
 @pytest.mark.parametrize("name", TRAJECTORIES)
 def test_a_rollout_does_not_depend_on_its_batches(tiny_sd3, name):
     rollouts = [estimate_of(peer(tiny_sd3, name, rollout={"batch_size": size}))[1] for size in (16, 3)]
-    torch.testing.assert_close(rollouts[0].latents, rollouts[1].latents, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(*(torch.stack(rollout.latents) for rollout in rollouts), rtol=1e-4, atol=1e-5)
     trajectories = [rollout.trajectory for rollout in rollouts]
     torch.testing.assert_close(trajectories[0].log_probs, trajectories[1].log_probs, rtol=1e-4, atol=1e-4)
     assert len({latent.numpy().tobytes() for latent in rollouts[0].latents}) == OUTPUTS  # every output is another
@@ -176,7 +176,7 @@ def test_what_was_recorded_is_what_was_sampled(tiny_sd3, name):
         t = trajectory.levels[:, -1]
         with torch.no_grad():
             x_hat = bench.policy.predict_clean(states[:, -1], t, rollout.conditioning)
-        torch.testing.assert_close(rollout.latents, x_hat, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(torch.stack(rollout.latents), x_hat, rtol=1e-4, atol=1e-5)
     values, _ = estimate.values(torch.arange(OUTPUTS))
     expected = -trajectory.log_probs.gather(1, estimate.steps)
     torch.testing.assert_close(values, expected, rtol=1e-4, atol=1e-5)
@@ -277,6 +277,45 @@ def test_dance_grpo_steps_a_unet_by_ddim_s_formula(tmp_path, noise):
     assert metrics["steps/taken"] == 1 and metrics["grad_norm"] > 0
 
 
+def test_outputs_of_several_sizes_are_stepped_and_trained_in_batches_of_one_size(tiny_sd3):
+    bench = peer(tiny_sd3, "flow_grpo", rollout={"width": [64, 32], "height": [64, 96]}, objective=two_steps("flow_grpo"))
+    shapes = set()
+    for iteration in range(3):
+        result = iterate(bench, iteration)
+        shapes |= {latent.shape for latent in result.rollout.latents}
+        assert all(
+            latent.shape == state.shape[1:]
+            for latent, state in zip(result.rollout.latents, result.rollout.trajectory.states, strict=True)
+        )
+        assert result.metrics["ratio/noise"] < 1e-5 and not result.warnings
+    assert len(shapes) == 2
+
+
+def test_out_of_memory_halves_the_steps_batch_and_the_update_s(tiny_sd3, monkeypatch):
+    """The rollout, the base's predictions and the gradient: each is done anew in smaller batches, with the same result."""
+    seen = []
+    for most in (None, 3):
+        bench = peer(tiny_sd3, "flow_grpo", objective={**two_steps("flow_grpo"), "kl_coef": 0.1}, optimizer=SGD)
+        shake(bench)
+        predict = bench.policy.predict_clean
+
+        def limited(z, *args, most=most, predict=predict):
+            if most and len(z) > most:
+                raise torch.OutOfMemoryError("out of memory")
+            return predict(z, *args)
+
+        monkeypatch.setattr(bench.policy, "predict_clean", limited)
+        steps = watch_steps(bench)
+        metrics = iterate(bench).metrics
+        seen.append((steps, metrics))
+    assert set(bench.policy.batches.sizes) == {"sampling 64 x 64 step by step", "the update"}
+    assert max(bench.policy.batches.sizes.values()) <= 3
+    assert seen[0][1]["ratio/max_abs_dev"] > 0
+    for one, two in zip(seen[0][0], seen[1][0], strict=True):
+        for key, gradient in one.items():
+            torch.testing.assert_close(two[key], gradient, rtol=2e-3, atol=1e-6)
+
+
 # The window
 
 
@@ -355,7 +394,7 @@ def test_diffusion_nft_samples_from_a_policy_that_lags(tiny_sd3):
         # What made the outputs is the copy: the same seeds under it give the same latents.
         with bench.learner.adapter.using(before):
             again = bench.policy.sample(result.rollout.conditioning, result.rollout.seeds, sampling_of(bench.config))
-        torch.testing.assert_close(again, result.rollout.latents, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(again, torch.stack(result.rollout.latents), rtol=1e-4, atol=1e-5)
         assert sum(len(c.hidden) for c in calls if c.with_gradient) == OUTPUTS * 3
         theta.append(bench.learner.adapter.snapshot())
         decay = min(0.5, 0.25 * (iteration + 1))
@@ -371,7 +410,7 @@ def test_the_contrast_is_the_paper_s_on_the_rows_that_are_shown(tiny_sd3):
     _, rollout, estimate, advantages = estimate_of(bench)
     assert torch.equal(estimate.r, optimality(advantages, 5.0))
     values, _ = estimate.values(torch.arange(OUTPUTS))
-    x0 = rollout.latents
+    x0 = torch.stack(rollout.latents)
     for j in range(3):
         t = estimate.draw.t[:, j]
         z = (1 - t.view(-1, 1, 1, 1)) * x0 + t.view(-1, 1, 1, 1) * estimate.draw.noise(range(OUTPUTS), j, x0.shape[1:])

@@ -10,7 +10,7 @@ from ..estimate import RowBatch, SurrogateEstimate
 from ..lora import LoraFactors
 from ..objective import PairDraw, clip_fraction, importance_ratio, matching_loss, on_policy_ratio, policy_loss
 from ..rollout import Rollout
-from .base import Algorithm, Reference, base_predictions
+from .base import Algorithm, Reference, as_velocity, base_predictions
 from .lagging import follow
 
 
@@ -28,7 +28,7 @@ class MatchingEstimate(SurrogateEstimate):
         """(losses [R], x_theta / b_t [R, ...]): differences of the latter are differences of velocity."""
         x0, z, t, _, b = self.noised(batch)
         x_theta = self.predict(batch, z, t)
-        return matching_loss(x_theta, x0, t, b, self.power), x_theta / b.view(-1, *[1] * (x_theta.ndim - 1))
+        return matching_loss(x_theta, x0, t, b, self.power), as_velocity(x_theta, b)
 
 
 class AWM(Algorithm):
@@ -46,7 +46,7 @@ class AWM(Algorithm):
         predictions = base_predictions(self, estimate, outputs, to_base > 0)
         if to_copy:
             with self.learner.adapter.using(self.learner.lagged):
-                copy = estimate.values(outputs, keep_predictions=True)[1]
+                copy = estimate.predictions(outputs)
             predictions = copy if predictions is None else _between(predictions, copy, to_copy / (to_base + to_copy))
         if self.on_policy:
             return Reference(None, predictions)

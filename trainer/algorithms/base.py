@@ -59,7 +59,7 @@ class Algorithm(ABC):
 
     def acting(self, behaviour: LoraFactors) -> AbstractContextManager[None]:
         """Around the rollout: the denoiser is the behaviour policy. `theta` is, unless an algorithm says otherwise."""
-        return self.learner.adapter.for_sampling()
+        return self.learner.adapter.for_sampling(self.learner.policy.weights_stay)
 
     def sample(self, *args: Any) -> Rollout:
         """`sample_groups` with its arguments, under `acting`."""
@@ -110,5 +110,10 @@ def base_predictions(
     """What the base says on a minibatch's rows, if it is wanted."""
     if not wanted:
         return None
-    with algorithm.learner.adapter.disabled(), torch.no_grad():
-        return estimate.values(outputs, keep_predictions=True)[1]
+    with algorithm.learner.adapter.disabled():
+        return estimate.predictions(outputs)
+
+
+def as_velocity(x_theta: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """x_theta [R, ...] / b_t [R]: differences of it are differences of velocity, at one (z, t)."""
+    return x_theta / b.view(-1, *[1] * (x_theta.ndim - 1))

@@ -13,7 +13,7 @@ from ..estimate import RowBatch, SurrogateEstimate
 from ..lora import LoraFactors
 from ..objective import PairDraw, contrast_loss, optimality
 from ..rollout import Rollout
-from .base import Algorithm, Reference, base_predictions
+from .base import Algorithm, Reference, as_velocity, base_predictions
 from .lagging import follow
 
 
@@ -38,7 +38,11 @@ class ContrastEstimate(SurrogateEstimate):
         x_theta = self.predict(batch, z, t)
         r = self.r[batch.output].to(x0.device)
         loss = contrast_loss(x_theta, x_old, x0, r, self.algorithm.config.forward.strength, self.weighting, a, b)
-        return loss, x_theta / b.view(-1, *[1] * (x_theta.ndim - 1))
+        return loss, as_velocity(x_theta, b)
+
+    def compared(self, batch: RowBatch) -> torch.Tensor:
+        _, z, t, _, b = self.noised(batch)
+        return as_velocity(self.predict(batch, z, t), b)
 
 
 class DiffusionNFT(Algorithm):
@@ -50,8 +54,7 @@ class DiffusionNFT(Algorithm):
 
     @contextmanager
     def acting(self, behaviour: LoraFactors) -> Iterator[None]:
-        adapter = self.learner.adapter
-        with adapter.using(behaviour), adapter.for_sampling():
+        with self.learner.adapter.using(behaviour), super().acting(behaviour):
             yield
 
     def estimate(self, rollout: Rollout, draw: PairDraw, advantages: torch.Tensor) -> ContrastEstimate:

@@ -59,11 +59,13 @@ class SteppingPolicy:
         self, conditioning: Conditioning, seeds: Sequence[int], sampling: Sampling, on_step: Callable[[], None] | None = None
     ) -> torch.Tensor:
         """As `Policy.sample`. The noise of each output and step comes from its own seed, whatever the batch."""
-        grid, parts = self.algorithm.grid(self.policy, sampling), []
-        for start in range(0, len(seeds), sampling.batch_size):
-            here = range(start, min(start + sampling.batch_size, len(seeds)))
-            parts.append(self._batch(conditioning.rows(here), [seeds[i] for i in here], sampling, grid, on_step))
-        return torch.cat(parts)
+        grid = self.algorithm.grid(self.policy, sampling)
+
+        def made(here: slice) -> torch.Tensor:
+            return self._batch(conditioning.rows(range(here.start, here.stop)), seeds[here], sampling, grid, on_step)
+
+        phase = f"sampling {sampling.width} x {sampling.height} step by step"
+        return torch.cat(self.policy.batches.over(phase, sampling.batch_size, len(seeds), made))
 
     def _batch(
         self,

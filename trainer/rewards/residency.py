@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from ..memory import release_cached
 from .base import Reward
 
 if TYPE_CHECKING:
@@ -31,8 +32,5 @@ def rest(rewards: Iterable[Reward]) -> list[str]:
     """
     parked = [reward.name for reward in rewards if reward.rest()]
     if parked:
-        import torch
-
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        release_cached()
     return parked
