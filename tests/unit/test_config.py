@@ -162,7 +162,7 @@ def test_rewards_are_written_out_and_typed():
 
 
 def test_presets():
-    assert preset_names() == sorted(["demo", "sdxl-vpred", *FAMILIES])
+    assert preset_names() == sorted(["demo", "letters", "sdxl-vpred", *FAMILIES])
     config = load_config({"preset": "demo"})
     assert config.policy.model == "demo" and config.policy.lora.rank == 16 and config.policy.lora.alpha == 32
     assert config.warnings() == []

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from .base import Policy
     from .pipeline import PipelinePolicy
 
-EMBEDDED = "demo"
-
 
 def policy_class(family: str) -> type[PipelinePolicy]:
     """The class that trains a family."""
@@ -29,7 +27,7 @@ def load_policy(config: PolicyConfig, device: torch.device, cache: Path | None =
     """The policy that a configuration's `policy` section names, on `device`. Raises UserError."""
     import torch
 
-    from ..demo import MODEL_DIR, TITLE
+    from ..demo import EMBEDDED_MODELS
 
     family = policy_class(config.family)
     dtype = getattr(torch, config.dtype)
@@ -43,10 +41,10 @@ def load_policy(config: PolicyConfig, device: torch.device, cache: Path | None =
             if (value := getattr(config, key)) is not None
         },
     }
-    if config.model != EMBEDDED:
+    if not (embedded := EMBEDDED_MODELS.get(config.model)):
         return family(config.model, device, dtype, **options)
-    policy = family(MODEL_DIR, device, dtype, **options)
-    policy.title = TITLE
+    policy = family(embedded.model, device, dtype, **options)
+    policy.title = embedded.title
     return policy
 
 
