@@ -27,11 +27,12 @@ def start() -> None:
     if too_old(found := host.comfyui_version()):
         log.error("V-GRPO: found ComfyUI %s, needed %s or newer: no nodes are loaded; update ComfyUI.", found, MINIMUM)
         return
-    host.offer_model_folders()
-    try:
-        import_module(".routes", __package__).mount()
-    except Exception as error:
-        log.error("V-GRPO: runs cannot be watched from the page: %s", reason(error, found))
+    with _no_collection():
+        host.offer_model_folders()
+        try:
+            import_module(".routes", __package__).mount()
+        except Exception as error:
+            log.error("V-GRPO: runs cannot be watched from the page: %s", reason(error, found))
 
 
 def comfy_entrypoint() -> Any:

@@ -19,6 +19,7 @@ EMBEDDED = "demo (embedded model)"
 EMBEDDED_BASES = {EMBEDDED: DEMO, "letters (embedded model)": LETTERS}  # as the node offers them -> `policy.model`
 NO_LORA = "none"
 AUTO = "auto"
+AS_PRESET = "preset"
 DTYPES = (AUTO, *get_args(PolicyConfig.model_fields["dtype"].annotation))
 FROM_BASE = "from the base"
 FILE = ".safetensors"
@@ -38,9 +39,15 @@ PREDICTIONS: dict[str, dict[str, Any]] = {
     V_PREDICTION: {"prediction": "v_prediction", "zero_terminal_snr": False},
     V_ZERO_TERMINAL: {"prediction": "v_prediction", "zero_terminal_snr": True},
 }
+# What saves memory and time: keys of the configuration -> what the node offers.
+SAVINGS = {
+    key: (AS_PRESET, *get_args(PolicyConfig.model_fields[key].annotation))
+    for key in ("quantization", "offload", "vae_tiling", "attention")
+}
 _EMBEDDED_FAMILY = "sd3"
 
 __all__ = [
+    "AS_PRESET",
     "AUTO",
     "DTYPES",
     "EMBEDDED",
@@ -52,6 +59,7 @@ __all__ = [
     "NO_LORA",
     "PART_FOLDERS",
     "PREDICTIONS",
+    "SAVINGS",
     "TARGETS",
     "choose_policy",
     "family_of",
@@ -69,12 +77,16 @@ def choose_policy(
     prediction: str = AUTO,
     parts: dict[str, Path] | None = None,
     tokenizers: Path | None = None,
+    savings: dict[str, str] | None = None,
+    compile: bool = False,
 ) -> PolicyChoice:
     """base: a diffusers folder, a .safetensors file, or the name of an embedded model. alpha: 0 = 2 x rank.
 
     parts: files of a base that is a file itself (`vae`, `text_encoder`, ...). tokenizers: ComfyUI's folder `comfy`.
-    Raises UserError of one line.
+    savings: values of `SAVINGS`; those left out are as the preset says. Raises UserError of one line.
     """
+    for key, value in (savings or {}).items():
+        _one_of(key, value, SAVINGS[key])
     _one_of("prediction", prediction, tuple(PREDICTIONS))
     _within("rank", rank, 1, 1024)
     _within("alpha", alpha, 0, 4096)
@@ -91,6 +103,8 @@ def choose_policy(
         "dtype": dtype,
         "gradient_checkpointing": gradient_checkpointing,
         **PREDICTIONS[prediction],
+        **{key: value for key, value in (savings or {}).items() if value != AS_PRESET},
+        **({"compile": True} if compile else {}),
     }
     if not embedded and base.suffix == FILE:
         config["files"] = {part: str(path) for part, path in (parts or {}).items()}

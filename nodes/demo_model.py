@@ -27,7 +27,7 @@ class LoadDemoModel(io.ComfyNode):
             category=CATEGORY,
             description=(
                 "The small SD3 that comes with the pack, for trying everything out without a download. It draws coloured "
-                "shapes at 64 x 64 pixels in its own world of prompts; KSampler: euler, simple, 8 steps, cfg 1."
+                "shapes at 64 x 64 pixels in its own world of prompts; KSampler: euler, simple, 4 steps, cfg 1."
             ),
             inputs=[],
             outputs=[

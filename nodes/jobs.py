@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from ..trainer import runs
 from ..trainer.errors import UserError, one_line
 from ..trainer.runs import EventReader, RunDir, RunState
 from ..trainer.runs.atomic import read_json
+from ..trainer.runs.device_queue import LOADING, WAITING, default_root, device_key, tickets
 from ..trainer.runs.launch import Child, launch
 from ..trainer.runs.state import state_or_lost
 from . import host
@@ -41,6 +43,7 @@ class _Watched:
     reader: EventReader
     seq: int  # the newest event that was sent
     told: tuple[Any, ...] = ()  # the state that was sent
+    in_line: bool = False  # whether it was seen waiting for its device, or was started while another had it
     torn_since: float | None = None
 
 
@@ -53,9 +56,11 @@ class Jobs:
         device: Callable[[], str] = lambda: "auto",
         send: Callable[[str, dict[str, Any]], None] = lambda event, data: None,
         publish: Callable[[RunDir], str] | None = None,
+        free: Callable[[], None] = lambda: None,
     ) -> None:
-        """device: what `auto` stands for; send: tells every page; publish: puts a finished run's LoRA into `loras`."""
-        self.root, self.device, self.send, self.publish = root, device, send, publish
+        """device: what `auto` stands for; send: tells every page; publish: puts a finished run's LoRA into `loras`; free: asks
+        for ComfyUI's memory, when a run in line gets its accelerator (pictures may have been made while it waited)."""
+        self.root, self.device, self.send, self.publish, self.free = root, device, send, publish, free
         self._children: dict[str, Child] = {}
         self._watched: dict[str, _Watched] = {}
         self._ended: dict[str, int] = {}  # run -> when its state, which is no active one, was written
@@ -101,10 +106,17 @@ class Jobs:
             self._launch(run, device)
 
     def _launch(self, run: RunDir, device: str) -> None:
+        device = self.device() if device == "auto" else device
+        check_device(device)
         with self._lock:
-            self._children[run.id] = launch(run, self.device() if device == "auto" else device)
-            self._watch(run)
+            in_line = self.in_use(device)
+            self._children[run.id] = launch(run, device)
+            self._watch(run, in_line)
         self._wake.set()
+
+    def in_use(self, device: str) -> bool:
+        """Whether a trainer has the device, or waits for it, so that the next one joins a line."""
+        return bool(tickets(default_root() / device_key(device)))
 
     def find_same(self, digest: str, take: int) -> RunDir | None:
         """The newest run, in any state, that was started for this configuration (`RunConfig.digest()`) and take."""
@@ -198,10 +210,10 @@ class Jobs:
                 if state.status == runs.FINISHED:
                     self._publish(run)
 
-    def _watch(self, run: RunDir) -> None:
+    def _watch(self, run: RunDir, in_line: bool = False) -> None:
         reader = EventReader(run.events_file)
         self._ended.pop(run.id, None)
-        self._watched[run.id] = _Watched(run, reader, reader.last_seq())
+        self._watched[run.id] = _Watched(run, reader, reader.last_seq(), in_line=in_line)
 
     def _look(self, watched: _Watched) -> bool:
         run = watched.run
@@ -221,6 +233,12 @@ class Jobs:
         if state.status == runs.FINISHED:  # before anybody is told that it is there
             self._publish(run)
         told = (state.status, state.iteration, state.message, state.lora)
+        if state.status == runs.STARTING and state.message.startswith(WAITING):
+            watched.in_line = True
+        elif watched.in_line and (state.status == runs.RUNNING or state.message == LOADING):
+            watched.in_line = False
+            if state.device != "cpu":
+                self.free()
         if not state.active:
             with self._lock:
                 self._watched.pop(run.id, None)
@@ -242,6 +260,13 @@ class Jobs:
             log.info("V-GRPO: the LoRA of '%s' is in loras as %s", run.id, name)
         except (UserError, OSError) as error:
             log.error("V-GRPO: %s", one_line(error))
+
+
+def check_device(device: str) -> None:
+    """Raises UserError for a device that this machine has not. ComfyUI has loaded torch already."""
+    from ..trainer.device import choose_device
+
+    choose_device(device)
 
 
 def message(run: RunDir, state: RunState, seq: int, events: list[dict[str, Any]]) -> dict[str, Any]:
@@ -285,7 +310,7 @@ def default() -> Jobs:
     global _default
     with _making:
         if _default is None:
-            _default = Jobs(host.runs_root, host.device, host.send, _publish_in_comfyui)
+            _default = Jobs(host.runs_root, host.device, host.send, _publish_in_comfyui, partial(host.ask_to_free_models, 0))
         return _default
 
 
@@ -295,6 +320,10 @@ def start(config: RunConfig, origin: dict[str, Any], device: str = "auto", take:
 
 def resume(run: RunDir, device: str = "auto") -> None:
     default().resume(run, device)
+
+
+def in_use(device: str) -> bool:
+    return default().in_use(device)
 
 
 def control(run: RunDir, action: str) -> None:

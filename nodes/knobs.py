@@ -6,6 +6,7 @@ Every knob has a value that means "as the preset says": `preset` in a list, 0 wh
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import UnionType
@@ -15,10 +16,12 @@ import annotated_types
 from pydantic.fields import FieldInfo
 
 from ..trainer.config import RolloutConfig, RunConfig, load_config, load_preset, preset_names
+from ..trainer.config.each import constraints
 from ..trainer.config.table import is_section, show
 from ..trainer.config.text import parse
 from ..trainer.demo import DEMO
 from ..trainer.errors import UserError
+from ..trainer.sizes import parse_size
 from .choices import Settings, typed
 
 NODE = "V-GRPO Settings"
@@ -33,7 +36,7 @@ _ELSEWHERE = {
     "preset": "the input preset of this node",
     "name": "the node V-GRPO Train LoRA",
 }
-_POLICY_HERE = ("quantization", "offload")  # keys of `policy` that the Policy node has no input for
+_POLICY_HERE = ("vae_dtype",)  # keys of `policy` that the Policy node has no input for
 
 
 @dataclass(frozen=True)
@@ -58,8 +61,8 @@ def presets() -> list[str]:
     return [NO_PRESET, *preset_names()]
 
 
-def choose_settings(preset: str, values: Mapping[str, Any], more: str) -> Settings:
-    """values: the knobs by input id; those left out are as the preset says.
+def choose_settings(preset: str, values: Mapping[str, Any], more: str, sizes: str = "") -> Settings:
+    """values: the knobs by input id; those left out are as the preset says. sizes: as `read_sizes` takes them.
 
     Raises UserError of one line: the key, its value and what is allowed.
     """
@@ -75,6 +78,8 @@ def choose_settings(preset: str, values: Mapping[str, Any], more: str) -> Settin
         if not knob.is_int and not knob.choices:
             value = typed(value)
         _set(changes, knob.key, None if knob.off and value == 0 else value, f"{NODE}: the input {knob.id} and 'more'")
+    for key, sides in read_sizes(sizes).items():
+        _set(changes, key, sides, f"{NODE}: the input sizes and another one")
     settings = Settings(None if preset == NO_PRESET else preset, changes)
     _checked(settings)
     return settings
@@ -100,6 +105,15 @@ def read_more(text: str) -> dict[str, Any]:
             raise UserError(f"{where}: {key} belongs to {home}; set it there")
         _set(changes, key, value, f"{where}: two lines")
     return changes
+
+
+def read_sizes(text: str) -> dict[str, list[int]]:
+    """`832x1216, 1024x1024` -> the keys that it sets; {} for a blank text. UserError for what is no size."""
+    try:
+        sizes = [parse_size(word) for word in re.split(r"[,;\n]", text) if word.strip()]
+    except ValueError as error:
+        raise UserError(f"{NODE}: sizes: {error}") from error
+    return {"rollout.width": [w for w, _ in sizes], "rollout.height": [h for _, h in sizes]} if sizes else {}
 
 
 def differences(settings: Settings) -> str:
@@ -204,7 +218,7 @@ def _knob(name: str, key: str, step: float = 1, round: float = 1, common: bool =
 
 def _range(field: FieldInfo) -> tuple[float, float]:
     low, high = 0.0, float(_MOST)
-    for item in field.metadata:
+    for item in constraints(field):
         if isinstance(item, annotated_types.Ge):
             low = item.ge
         elif isinstance(item, annotated_types.Gt):

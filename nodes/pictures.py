@@ -44,6 +44,7 @@ def curve(run: RunDir, config: RunConfig) -> Tensor:
 def evaluation_pictures(run: RunDir, config: RunConfig, iteration: int | None) -> tuple[Tensor, str | None]:
     """The pictures of an evaluation, [prompts * seeds, H, W, 3] by prompt, then seed; and a note if not all are there.
 
+    Pictures of different sizes stand in the middle of black ones as wide as the widest and as high as the highest.
     A placeholder of one picture where there is no evaluation, or where its files are damaged.
     """
     if iteration is None:
@@ -58,10 +59,15 @@ def evaluation_pictures(run: RunDir, config: RunConfig, iteration: int | None) -
         text = f"the pictures of iteration {iteration} cannot be read"
         return placeholder(text), text
     images, per_prompt = found.images, found.seeds_per_prompt
-    room = MAX_BYTES // (4 * images[0].numel())
+    height, width = (max(image.shape[side] for image in images) for side in (0, 1))
+    room = MAX_BYTES // (4 * 3 * height * width)
     shown = max(1, room // per_prompt * per_prompt)
     note = f"only the first {shown} of {len(images)} pictures fit in an IMAGE batch" if shown < len(images) else None
-    return images[:shown].to(torch.float32) / 255.0, note
+    batch = torch.zeros(min(shown, len(images)), height, width, 3)
+    for place, image in zip(batch, images, strict=False):
+        top, left = (height - image.shape[0]) // 2, (width - image.shape[1]) // 2
+        place[top : top + image.shape[0], left : left + image.shape[1]] = image / 255.0
+    return batch, note
 
 
 def grid_file(run: RunDir, iteration: int | None) -> Path | None:

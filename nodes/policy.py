@@ -8,8 +8,8 @@ from comfy_api.latest import io
 
 from ..trainer.families import FAMILIES
 from . import bases, host
-from .bases import AUTO, EMBEDDED, EMBEDDED_BASES, FROM_BASE, NO_LORA
-from .values import CATEGORY, POLICY
+from .bases import AS_PRESET, AUTO, EMBEDDED, EMBEDDED_BASES, FROM_BASE, NO_LORA
+from .values import CATEGORY, POLICY, collapsed
 
 
 class VGRPOPolicy(io.ComfyNode):
@@ -87,6 +87,19 @@ class VGRPOPolicy(io.ComfyNode):
                     )
                     for part, folder in bases.PART_FOLDERS.items()
                 ),
+                *(
+                    collapsed(
+                        io.Combo.Input(
+                            key,
+                            options=list(choices),
+                            default=AS_PRESET,
+                            optional=True,
+                            tooltip=f"{bases.tooltip(key)}. {AS_PRESET} = as the preset of V-GRPO Settings says.",
+                        )
+                    )
+                    for key, choices in bases.SAVINGS.items()
+                ),
+                collapsed(io.Boolean.Input("compile", default=False, optional=True, tooltip=f"{bases.tooltip('compile')}.")),
             ],
             outputs=[POLICY.Output(display_name="policy", tooltip="What V-GRPO Train LoRA trains.")],
         )
@@ -106,6 +119,11 @@ class VGRPOPolicy(io.ComfyNode):
         text_encoder: str = FROM_BASE,
         text_encoder_2: str = FROM_BASE,
         text_encoder_3: str = FROM_BASE,
+        quantization: str = AS_PRESET,
+        offload: str = AS_PRESET,
+        vae_tiling: str = AS_PRESET,
+        attention: str = AS_PRESET,
+        compile: bool = False,
     ) -> io.NodeOutput:
         given = {"vae": vae, "text_encoder": text_encoder, "text_encoder_2": text_encoder_2, "text_encoder_3": text_encoder_3}
         parts = {part: host.model_file(bases.PART_FOLDERS[part], name) for part, name in given.items() if name != FROM_BASE}
@@ -121,6 +139,8 @@ class VGRPOPolicy(io.ComfyNode):
             prediction,
             parts,
             host.comfy_folder(),
+            {"quantization": quantization, "offload": offload, "vae_tiling": vae_tiling, "attention": attention},
+            compile,
         )
         return io.NodeOutput(chosen)
 

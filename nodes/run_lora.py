@@ -103,6 +103,8 @@ def _nothing_saved(run: RunDir) -> str:
         every = config_of(run).checkpoint.every
         when = f"the first is saved after iteration {every}" if every else "it saves one at its end"
         return f"{text}; {when}"
+    if state is not None and state.status == runs.FINISHED:
+        return f"the checkpoints of the finished run '{run.id}' are gone or damaged; choose latest, which is its finished LoRA"
     return f"{text}; resume it"
 
 

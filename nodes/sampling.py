@@ -10,6 +10,7 @@ from comfy_api.latest import io
 
 from ..trainer.errors import UserError, one_line
 from . import host
+from .checks import one_of
 from .prompt_groups import HELD_OUT, NODE, SPLITS, TRAIN, PlannedGroup, batches, check_size, plan_groups
 from .values import CATEGORY, GROUP, PROMPTS, Group
 
@@ -77,7 +78,7 @@ class SamplePromptGroup(io.ComfyNode):
                     default="simple",
                     tooltip="Which noise levels the sampler visits. simple is what the trainer does for SD3 and FLUX.",
                 ),
-                io.Int.Input("steps", default=20, min=1, max=1000, tooltip="Sampling steps a picture. The embedded model: 8."),
+                io.Int.Input("steps", default=20, min=1, max=1000, tooltip="Sampling steps a picture. The embedded model: 4."),
                 io.Float.Input(
                     "cfg",
                     default=1.0,
@@ -126,6 +127,8 @@ class SamplePromptGroup(io.ComfyNode):
         cls, model, clip, vae, prompts, split, prompt_count, group_size, seed, sampler, scheduler, steps, cfg, width, height,
         batch_size, first_prompt=1, negative="",
     ) -> io.NodeOutput:  # fmt: skip
+        one_of(NODE, "sampler", sampler, comfy.samplers.KSampler.SAMPLERS)
+        one_of(NODE, "scheduler", scheduler, comfy.samplers.KSampler.SCHEDULERS)
         chosen = prompts.evaluate if split == HELD_OUT else prompts.train
         groups = plan_groups(chosen, split, first_prompt, prompt_count, group_size, seed)
         empty = empty_latent(model, vae, width, height)
@@ -140,6 +143,11 @@ class SamplePromptGroup(io.ComfyNode):
                 step = _Step(progress, preview, steps, begin=steps * len(latents))
                 latents.append(sample(model, empty, seeds, positive, nothing, sampler, scheduler, steps, cfg, step))
         images = _decode(vae, latents, progress, steps * len(latents))
+        if broken := int((~images.isfinite()).flatten(1).any(1).sum()):
+            raise UserError(
+                f"{NODE}: {broken} of {len(images)} pictures hold NaN or infinite pixels; "
+                "start ComfyUI with --fp32-vae, or lower cfg"
+            )
         return io.NodeOutput(images, as_group(groups, images))
 
 

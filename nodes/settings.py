@@ -9,7 +9,7 @@ from comfy_api.latest import io, ui
 from ..trainer.errors import UserError
 from . import host, knobs
 from .knobs import KNOBS, NODE, Knob
-from .values import CATEGORY, SETTINGS
+from .values import CATEGORY, SETTINGS, collapsed
 
 
 class VGRPOSettings(io.ComfyNode):
@@ -25,11 +25,11 @@ class VGRPOSettings(io.ComfyNode):
                     "preset",
                     options=knobs.presets(),
                     default="demo",
-                    tooltip="Where every knob starts: demo suits the embedded model, sd3 is the paper's stage 1 for SD 3.5 "
-                    "Medium, none is the method's own defaults. Model, prompts and rewards come from their own nodes.",
+                    tooltip="Where every knob starts: demo suits the embedded model, any other base has a preset of its "
+                    "family's name, none is the method's own defaults. Model, prompts and rewards come from their own nodes.",
                 ),
                 *(_input(knob) for knob in KNOBS),
-                _collapsed(
+                collapsed(
                     io.String.Input(
                         "more",
                         multiline=True,
@@ -39,6 +39,17 @@ class VGRPOSettings(io.ComfyNode):
                         optional=True,
                         tooltip="Any other key of the configuration, as YAML, for example 'optimizer: {weight_decay: 0.01}' or "
                         "'optimizer.weight_decay: 0.01'. docs/configuration.md lists them all.",
+                    )
+                ),
+                collapsed(
+                    io.String.Input(
+                        "sizes",
+                        default="",
+                        placeholder="832x1216, 1024x1024, 1216x832",
+                        dynamic_prompts=False,
+                        optional=True,
+                        tooltip="Several sizes (aspect buckets) in place of width and height: each prompt group draws one of "
+                        "them. Sets rollout.width and rollout.height.",
                     )
                 ),
             ],
@@ -52,16 +63,17 @@ class VGRPOSettings(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(cls, more: str | None = None) -> bool | str:
+    def validate_inputs(cls, more: str | None = None, sizes: str | None = None) -> bool | str:
         try:
             knobs.read_more(more or "")
+            knobs.read_sizes(sizes or "")
         except UserError as error:
             return str(error)
         return True
 
     @classmethod
-    def execute(cls, preset: str, more: str = "", **values: Any) -> io.NodeOutput:
-        settings = knobs.choose_settings(preset, values, more)
+    def execute(cls, preset: str, more: str = "", sizes: str = "", **values: Any) -> io.NodeOutput:
+        settings = knobs.choose_settings(preset, values, more, sizes)
         text = knobs.differences(settings)
         host.show_text(text, cls.hidden.unique_id)
         return io.NodeOutput(settings, text, ui=ui.PreviewText(text))
@@ -76,13 +88,7 @@ def _input(knob: Knob) -> io.Input:
         made = io.Int.Input(knob.id, min=knob.low, max=knob.high, step=int(knob.step), control_after_generate=False, **common)
     else:
         made = io.Float.Input(knob.id, min=knob.low, max=knob.high, step=knob.step, round=knob.round, **common)
-    return made if knob.common else _collapsed(made)
-
-
-def _collapsed(made: io.Input) -> io.Input:
-    """Shown only under Show Advanced. The page has long known this; ComfyUI 0.3.75 has no argument for it."""
-    made.extra_dict = {**made.extra_dict, "advanced": True}
-    return made
+    return made if knob.common else collapsed(made)
 
 
 NODES: list[type[io.ComfyNode]] = [VGRPOSettings]

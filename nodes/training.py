@@ -11,12 +11,16 @@ from comfy_api.latest import io
 
 from ..trainer import runs
 from ..trainer.demo import EMBEDDED_MODELS
+from ..trainer.errors import UserError
 from . import host, jobs, pictures
 from . import training_flow as flow
 from .assemble import assemble
+from .checks import one_of
 from .publish import publish
 from .run_reading import LATEST, state_of, view
 from .values import CATEGORY, POLICY, PROMPTS, REWARDS, RUN, SETTINGS, PolicyChoice, PromptSet, RewardChoice, RunRef, Settings
+
+NODE = "V-GRPO Train LoRA"
 
 
 class _NameType(str):
@@ -43,7 +47,7 @@ class VGRPOTrainLoRA(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         return io.Schema(
             node_id="VGRPOTrainLoRA",
-            display_name="V-GRPO Train LoRA",
+            display_name=NODE,
             category=CATEGORY,
             description="Trains a LoRA with V-GRPO in a process of its own, which goes on when the page or ComfyUI is closed. "
             "Queueing the same graph again shows the same run; it is never started twice.",
@@ -111,7 +115,7 @@ class VGRPOTrainLoRA(io.ComfyNode):
     @classmethod
     def validate_inputs(cls, device: str | None = None) -> bool | str:
         """Any device that the trainer may know, cuda:7 too; whether this machine has it, the trainer says."""
-        return flow.device_problem(device) or True
+        return (device is not None and flow.device_problem(device)) or True  # None: it comes over a link
 
     @classmethod
     def fingerprint_inputs(cls, take: int | None = None, **_: Any) -> str:
@@ -130,11 +134,18 @@ class VGRPOTrainLoRA(io.ComfyNode):
         on_cancel: str = flow.AS_IN_SETTINGS,
         settings: Settings | None = None,
     ) -> io.NodeOutput:
+        one_of(NODE, "mode", mode, flow.MODES)
+        one_of(NODE, "on_cancel", on_cancel, flow.ON_CANCEL)
+        if problem := flow.device_problem(device):
+            raise UserError(f"{NODE}: device = {problem}")
         node_id, waits = cls.hidden.unique_id, mode == flow.WAIT
         config = assemble(policy, prompts, rewards, settings or default_settings(policy), name)
 
         def free() -> None:
-            if (host.device() if device == "auto" else device) != "cpu":
+            wanted = host.device() if device == "auto" else device
+            jobs.check_device(wanted)
+            # A run that joins a line needs nothing yet; when its turn comes, the watcher asks.
+            if wanted != "cpu" and not jobs.in_use(wanted):
                 host.free_models()
 
         origin = cls._origin()

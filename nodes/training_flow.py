@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from ..trainer import runs
 from ..trainer.config import RunConfig
 from ..trainer.errors import UserError, one_line
 from ..trainer.runs import RunDir, RunState
-from ..trainer.runs.launch import last_line
+from ..trainer.runs.launch import DEVICE, DEVICE_WORDS, last_line
 from .jobs import read_origin
 from .run_reading import digest, evaluations, fingerprint, last_error, state_of, status_line
 
@@ -31,11 +30,11 @@ CANCEL_SETTING = "VGRPO.Cancel"  # detach | pause | stop
 _ACTIONS = {"pause": "pause", "stop": "stop"}  # everything else detaches: the one answer that loses nothing
 
 LOOK_S = 0.25  # Cancel is seen within this time
-_UNREADABLE_S = 30.0  # a run whose folder cannot be read for so long was deleted, or its disk is gone
+_GONE_S = 2.0  # a folder that is away for so long was deleted
+_UNREADABLE_S = 30.0  # a run whose state cannot be read for so long will not be read again
 _LOST_LOOKS = 6
 _STOPPING_S = 120.0
 _INTERRUPT = "InterruptProcessingException"
-_DEVICE = re.compile(r"auto|cpu|mps|(cuda|xpu)(:\d+)?")
 
 STARTED, ATTACHED, RESUMED, WAS_FINISHED = "started", "attached", "resumed", "finished before"
 
@@ -123,6 +122,8 @@ def follow(
         state = state_of(run)
         if state is None:
             unreadable += LOOK_S
+            if unreadable > _GONE_S and not run.path.is_dir():
+                raise UserError(f"the training '{run.id}' was deleted while this node waited: {run.path} is gone")
             if unreadable > _UNREADABLE_S:
                 raise UserError(f"the run '{run.id}' cannot be watched any more: {status_line(run)}, in {run.path}")
         else:
@@ -195,11 +196,11 @@ def take_fingerprint(root: Path, take: int | None) -> str:
     return digest([root.stat().st_mtime_ns if root.is_dir() else 0, *shown])
 
 
-def device_problem(device: str | None) -> str | None:
+def device_problem(device: Any) -> str | None:
     """What is wrong with a device's name, None if nothing is; whether it is there is seen where it is used."""
-    if device is None or _DEVICE.fullmatch(device):
+    if isinstance(device, str) and DEVICE.fullmatch(device):
         return None
-    return f"{device!r} is no device; allowed: auto, cpu, mps, cuda, xpu, cuda:N or xpu:N"
+    return f"{device!r} is no device; allowed: {DEVICE_WORDS}"
 
 
 def status_text(obtained: Obtained, lora: str) -> str:

@@ -29,4 +29,11 @@ __all__ = [
     "RewardChoice",
     "RunRef",
     "Settings",
+    "collapsed",
 ]
+
+
+def collapsed(made: io.Input) -> io.Input:
+    """Shown only under Show Advanced. The page has long known this; ComfyUI 0.3.75 has no argument for it."""
+    made.extra_dict = {**made.extra_dict, "advanced": True}
+    return made

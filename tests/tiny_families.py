@@ -135,7 +135,7 @@ def vp_scheduler(**config: Any):
     return DDIMScheduler(**{**usual, **config})
 
 
-def settle(unet: Any, steps: int = 400) -> None:
+def settle(unet: Any, steps: int = 100) -> None:
     """Let a UNet learn a little to predict noise, on latents of unit variance: pictures of a random one explode by b / a."""
     from trainer.policies.vp_samplers import Schedule
 
@@ -379,8 +379,8 @@ def make_flux2_klein(
     return folder
 
 
-def make_sd3(folder: Path, seed: int) -> Path:
-    return make_sd3_folder(folder, seed)
+def make_sd3(folder: Path, seed: int, depth: int = 1) -> Path:
+    return make_sd3_folder(folder, seed, depth)
 
 
 MAKERS: dict[str, Callable[..., Path]] = {

@@ -20,15 +20,16 @@ _PACKAGE = __package__
 DESCRIPTION = """\
 V-GRPO: train a LoRA for an image model with online RL.
 
-  demo     train the embedded model, no download, no GPU: minutes to a LoRA and a before/after grid
-  train    train what a configuration file says
-  resume   go on with a run that was stopped, killed or lost
-  sample   make pictures with a run's LoRA
-  score    score pictures with rewards
-  rewards  list the rewards, and which of their files are there
-  export   write a run's LoRA for ComfyUI, diffusers or kohya tools
-  runs     list runs
-  serve    show a folder of runs over HTTP
+  demo        train the embedded model, no download, no GPU: minutes to a LoRA and a before/after grid
+  train       train what a configuration file says
+  resume      go on with a run that was stopped, killed or lost
+  curriculum  train the stages of one file, each from the LoRA of the stage before
+  sample      make pictures with a run's LoRA
+  score       score pictures with rewards
+  rewards     list the rewards, and which of their files are there
+  export      write a run's LoRA for ComfyUI, diffusers or kohya tools
+  runs        list runs
+  serve       show a folder of runs over HTTP
 """
 
 
@@ -83,7 +84,21 @@ def build_parser() -> argparse.ArgumentParser:
     train.add_argument(
         "--run-id", help="name of the new run folder: a-z, 0-9 and '-' (default: from the configuration's name and the time)"
     )
+    train.add_argument(
+        "--after", metavar="RUN", help="continue from the LoRA of this finished run (its folder, or its id in ./runs)"
+    )
     _add_run_options(train)
+
+    curriculum = add(
+        "curriculum",
+        "train the stages of one file, each from the LoRA of the stage before; called again it goes on where it was",
+        "python trainer/cli.py curriculum docs/examples/sd3-curriculum.yaml --output runs",
+    )
+    curriculum.add_argument("file", type=Path, help="a YAML file with name, common and stages")
+    curriculum.add_argument(
+        "--output", type=Path, default=Path("runs"), help="folder that the runs are made in (default ./runs)"
+    )
+    curriculum.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps, xpu")
 
     resume = add("resume", "go on with a run", "python trainer/cli.py resume runs/demo-20260101-120000-abcd")
     _add_run_argument(resume)
@@ -104,6 +119,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--prompt", action="append", help="a prompt; may be given several times (default: the run's held-out prompts)"
     )
     sample.add_argument("--images", type=int, default=4, help="pictures a prompt (default 4)")
+    sample.add_argument("--size", help="pixels, such as 832x1216 (default: the size of the run's evaluations)")
     sample.add_argument("--seed", type=int, default=0, help="seed (default 0)")
     sample.add_argument("--checkpoint", default="latest", help="latest, best, base or an iteration number (default latest)")
     sample.add_argument("--steps", type=int, help="solver steps (default: the run's evaluation.steps)")

@@ -14,6 +14,7 @@ from .lora import export_lora, layer_shapes
 from .report import save_before_after, save_curve
 from .runs import RunDir
 from .samples import load_evaluation, null_for_nan
+from .sizes import size_text
 
 if TYPE_CHECKING:
     from .policies.base import Policy
@@ -70,7 +71,7 @@ def export_metadata(
     rewards = ", ".join(f"{name} x {weight:g}" for name, weight in config.reward_weights().items())
     metadata = {
         "base": policy.title,
-        "resolution": f"{config.rollout.width}x{config.rollout.height}",
+        "resolution": size_text(config.rollout.sizes[0]),  # ModelSpec has room for one
         **policy.lora_facts(),
         "config_hash": config.digest(),
         "iteration": str(iteration),

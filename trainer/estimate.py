@@ -27,7 +27,7 @@ class RowBatch:
 
 @dataclass(frozen=True)
 class Block:
-    """Outputs whose rows are handled together; `local` int64[m] are their places in the minibatch.
+    """Outputs of one size whose rows are handled together; `local` int64[m] are their places in the minibatch.
 
     One row batch, unless the pairs of a single output do not fit into one.
     """
@@ -36,11 +36,14 @@ class Block:
     batches: tuple[RowBatch, ...]
 
 
-def blocks(outputs: torch.Tensor, pairs: int, batch_size: int) -> Iterator[Block]:
-    """All rows of the outputs int64[M], in order, in batches of at most `batch_size` rows."""
+def blocks(outputs: torch.Tensor, pairs: int, batch_size: int, size_ids: torch.Tensor) -> Iterator[Block]:
+    """All rows of the outputs int64[M], in order, in batches of at most `batch_size` rows and of one size.
+
+    size_ids: int64[B], the size of every output of the rollout.
+    """
     per_block = max(1, batch_size // pairs)
-    for start in range(0, len(outputs), per_block):
-        local = torch.arange(start, min(start + per_block, len(outputs)))
+    _, runs = size_ids[outputs].unique_consecutive(return_counts=True)
+    for local in (part for run in torch.arange(len(outputs)).split(runs.tolist()) for part in run.split(per_block)):
         output = outputs[local].repeat_interleave(pairs)
         pair = torch.arange(pairs).repeat(len(local))
         cut = zip(output.split(batch_size), pair.split(batch_size), strict=True)
@@ -56,12 +59,12 @@ class SurrogateEstimate:
         """guidance: the scale of the scored prediction, 1 = the conditional prediction alone."""
         self.policy, self.rollout, self.draw = policy, rollout, draw
         self.weighting, self.batch_size, self.guidance = weighting, batch_size, guidance
-        self.pairs = draw.t.shape[1]
+        self.pairs, self._size_ids = draw.t.shape[1], rollout.size_ids
         self.evaluations = 0  # network evaluations so far, one a row, two where it is guided by a second pass
 
     def rows(self, batch: RowBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """(losses [R], x_theta [R, ...]) of some rows; differentiable unless gradients are off."""
-        x0 = self.rollout.latents[batch.output.to(self.rollout.latents.device)]
+        x0 = torch.stack([self.rollout.latents[i] for i in batch.output.tolist()])
         t = self.policy.visible_time(self.draw.t[batch.output, batch.pair]).to(x0.device)
         eps = torch.empty(x0.shape, dtype=torch.float32)
         for j in batch.pair.unique().tolist():
@@ -77,7 +80,7 @@ class SurrogateEstimate:
     def values(self, outputs: torch.Tensor, keep_predictions: bool = False) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """L_hat(theta | o_i) as [M, J] on the CPU without gradient; and x_theta of each row batch, if asked for."""
         losses, predictions = [], []
-        for block in blocks(outputs, self.pairs, self.batch_size):
+        for block in blocks(outputs, self.pairs, self.batch_size, self._size_ids):
             for batch in block.batches:
                 loss, x_theta = self.rows(batch)
                 losses.append(loss.cpu())
@@ -100,7 +103,7 @@ class SurrogateEstimate:
         """
         losses, total_kl, index = [], 0.0, 0
         total_rows = len(outputs) * self.pairs
-        for block in blocks(outputs, self.pairs, self.batch_size):
+        for block in blocks(outputs, self.pairs, self.batch_size, self._size_ids):
             whole = len(block.batches) == 1
             shares = None
             if not whole:

@@ -12,6 +12,7 @@ import torch
 from .config import RunConfig
 from .estimate import SurrogateEstimate
 from .lora import LoraAdapter, LoraFactors
+from .memory import UPDATE
 from .objective import (
     clip_fraction,
     combine_advantages,
@@ -22,7 +23,7 @@ from .objective import (
     soft_clip,
     zero_variance_groups,
 )
-from .optimization import GuardedStepper, learning_rate, update_average
+from .optimization import GuardedStepper, learning_rate, move_optimizer, update_average
 from .policies.base import Conditioning, Policy, Sampling
 from .prompts import Prompt
 from .rewards.base import Reward
@@ -42,6 +43,13 @@ class Learner:
     stepper: GuardedStepper
     average: LoraFactors | None = None
 
+    def to(self, device: torch.device) -> None:
+        """Move all of it but the base, whose weights the policy moves."""
+        self.adapter.to(device)
+        move_optimizer(self.stepper.optimizer, device)
+        if self.average is not None:
+            self.average = self.average.to(device=device)
+
 
 @dataclass
 class IterationResult:
@@ -53,8 +61,9 @@ class IterationResult:
 
 
 def sampling_of(config: RunConfig) -> Sampling:
+    """How the rollout samples, at the first of its sizes."""
     r = config.rollout
-    return Sampling(r.sampler, r.steps, r.guidance, r.width, r.height, r.batch_size, r.shift)
+    return Sampling(r.sampler, r.steps, r.guidance, *r.sizes[0], r.batch_size, r.shift)
 
 
 def run_iteration(
@@ -79,9 +88,9 @@ def run_iteration(
     # For each prompt: sample a group of G outputs with theta_old. Their rewards, while further outputs are decoded.
     with ScoringPhase(rewards) as scoring:
         with _timed(clock, "rollout"):
-            picks = pick_prompts(prompts, config.rollout.prompts_per_iteration, seed, iteration)
+            picks = pick_prompts(prompts, config.rollout.prompts_per_iteration, seed, iteration, config.rollout.sizes)
             sampling, members = sampling_of(config), config.rollout.group_size
-            with adapter.for_sampling():
+            with adapter.for_sampling(policy.weights_stay):
                 rollout = sample_groups(policy, picks, conditioning, members, sampling, seed, iteration, on_step, scoring.add)
         with _timed(clock, "reward"):
             scores = scoring.result(on_step)
@@ -93,9 +102,10 @@ def run_iteration(
     advantages = soft_clip(advantages, objective.soft_clip_eta).float()  # some devices have no float64
 
     # N_MC pairs (t_j, eps_j), shared by the group.
-    levels, rollout_evaluations = policy.noise_levels(sampling_of(config))
+    grids = {size: policy.noise_levels(sampling.at(size)) for size in dict.fromkeys(pick.size for pick in picks)}
+    rollout_evaluations = max(evaluations for _, evaluations in grids.values())  # the size changes the levels, not the steps
     draw = draw_pairs(
-        levels,
+        torch.stack([grids[pick.size][0] for pick in picks]),
         config.surrogate.pairs,
         config.surrogate.share,
         seed,
@@ -108,32 +118,36 @@ def run_iteration(
     estimate = SurrogateEstimate(policy, rollout, draw, config.surrogate.weighting, config.surrogate.batch_size, guidance)
 
     with _timed(clock, "update"):
-        minibatches = _minibatches(advantages, config, iteration)
-        on_policy = objective.gradient_steps == 1
-        old_losses, old_predictions = [], []
-        if not on_policy:
+        minibatches = _minibatches(advantages, rollout.size_ids, config, iteration)
+        old: list[_Old | None] = [None] * len(minibatches)
+        if objective.gradient_steps > 1:
             # L_hat(theta_old | o_i, c) in the row batches that training will use. theta is still theta_old here.
-            with adapter.using(behaviour):
-                for outputs in minibatches:
-                    values, predictions = estimate.values(outputs, keep_predictions=objective.kl_coef > 0)
-                    old_losses.append(values)
-                    old_predictions.append(predictions)
-        evaluations_old, estimate.evaluations = estimate.evaluations, 0
+            old = [_losses_old(learner, config, estimate, outputs, behaviour) for outputs in minibatches]
 
         # N gradient steps on minibatches of the collected outputs.
         _set_lr(learner.stepper.optimizer, lr := learning_rate(config.optimizer, iteration, config.iterations))
         steps = []
         for n, outputs in enumerate(minibatches):
-            old = (None, None) if on_policy else (old_losses[n], old_predictions[n])
-            steps.append(_gradient_step(learner, config, estimate, outputs, advantages, *old))
+            step, old[n] = _gradient_step(learner, config, estimate, outputs, advantages, behaviour, old[n])
+            steps.append(step)
         if learner.average is not None:
             update_average(learner.average, adapter.snapshot(), config.optimizer.ema_decay)
 
     metrics = _metrics(scores, trained, weights, rollout, advantages, steps, minibatches, clock)
     metrics["lr"] = lr
-    metrics["nfe/behaviour"] = rollout_evaluations + evaluations_old / len(rollout)
-    metrics["nfe/policy"] = estimate.evaluations / len(rollout)
+    metrics["nfe/behaviour"] = rollout_evaluations + sum(o.evaluations for o in old if o) / len(rollout)
+    metrics["nfe/policy"] = sum(step.evaluations for step in steps) / len(rollout)
     return IterationResult(metrics, rollout, scores, advantages, _warnings(config, metrics, steps))
+
+
+@dataclass(frozen=True)
+class _Old:
+    """theta_old on a minibatch of M outputs."""
+
+    losses: torch.Tensor  # L_hat [M, J]
+    predictions: list[torch.Tensor]  # x_theta_old of each row batch, for the KL
+    rows: int  # at most so many rows at once: in half precision the losses hold for theta in the same batches only
+    evaluations: int
 
 
 @dataclass(frozen=True)
@@ -144,10 +158,11 @@ class _Step:
     kl: float
     grad_norm: float
     skipped: str | None
+    evaluations: int
 
 
-def _minibatches(advantages: torch.Tensor, config: RunConfig, iteration: int) -> list[torch.Tensor]:
-    """The collected outputs in N near-equal parts, in an order drawn for the iteration.
+def _minibatches(advantages: torch.Tensor, size_ids: torch.Tensor, config: RunConfig, iteration: int) -> list[torch.Tensor]:
+    """The collected outputs in N near-equal parts, in an order drawn for the iteration; in each those of one size together.
 
     Outputs whose advantage is exactly 0 (failed scorers, zero-variance groups) carry no policy gradient: they are left
     out, so that they neither cost evaluations nor dilute the mean (trl#6365). With a KL term every output counts.
@@ -157,7 +172,24 @@ def _minibatches(advantages: torch.Tensor, config: RunConfig, iteration: int) ->
     steps = config.objective.gradient_steps
     if steps > 1:
         useful = useful[torch.randperm(len(useful), generator=generator)]
-    return [part for part in useful.tensor_split(steps) if len(part)]
+    return [part[size_ids[part].argsort(stable=True)] for part in useful.tensor_split(steps) if len(part)]
+
+
+def _rows(config: RunConfig, outputs: torch.Tensor) -> int:
+    """How many (output, pair) rows may go through the network at once; not more than there are, so that half is less."""
+    return min(config.surrogate.batch_size, len(outputs) * config.surrogate.pairs)
+
+
+def _losses_old(
+    learner: Learner, config: RunConfig, estimate: SurrogateEstimate, outputs: torch.Tensor, behaviour: LoraFactors
+) -> _Old:
+    def measure(rows: int) -> _Old:
+        estimate.batch_size, estimate.evaluations = rows, 0
+        with learner.adapter.using(behaviour):
+            losses, predictions = estimate.values(outputs, keep_predictions=config.objective.kl_coef > 0)
+        return _Old(losses, predictions, rows, estimate.evaluations)
+
+    return learner.policy.batches.attempt(UPDATE, _rows(config, outputs), measure)
 
 
 def _gradient_step(
@@ -166,27 +198,36 @@ def _gradient_step(
     estimate: SurrogateEstimate,
     outputs: torch.Tensor,
     advantages: torch.Tensor,
-    old_losses: torch.Tensor | None,
-    old_predictions: list[torch.Tensor] | None,
-) -> _Step:
+    behaviour: LoraFactors,
+    old: _Old | None,
+) -> tuple[_Step, _Old | None]:
+    """One optimiser step, and `old` as it was used. Without memory all of the step is done anew in smaller row batches."""
     objective = config.objective
     chosen = advantages[outputs]
     share = 1 / max(1, int((chosen != 0).sum()))
 
     def ratio_of(losses: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
-        if old_losses is None:
+        if old is None:
             return on_policy_ratio(losses)
-        return importance_ratio(losses, old_losses[local].to(losses.device))
+        return importance_ratio(losses, old.losses[local].to(losses.device))
 
     def loss_of(losses: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
         part = chosen[local].to(losses.device)
         return policy_loss(ratio_of(losses, local), part, objective.clip_eps) * (len(local) * share)
 
-    losses, kl = estimate.backward(outputs, loss_of, objective.kl_coef, old_predictions)
+    def gradient(rows: int) -> tuple[torch.Tensor, float]:
+        nonlocal old
+        learner.stepper.optimizer.zero_grad(set_to_none=True)  # what an attempt without memory has left
+        if old is not None and old.rows != rows:
+            old = _losses_old(learner, config, estimate, outputs, behaviour)
+        estimate.batch_size, estimate.evaluations = rows, 0
+        return estimate.backward(outputs, loss_of, objective.kl_coef, old.predictions if old else None)
+
+    losses, kl = learner.policy.batches.attempt(UPDATE, _rows(config, outputs), gradient)
     ratio = ratio_of(losses, torch.arange(len(outputs)))
     clipped = clip_fraction(ratio, chosen, objective.clip_eps) if objective.clip_eps else 0.0
     outcome = learner.stepper.step(loss_finite=bool(torch.isfinite(losses).all()))
-    return _Step(losses, ratio, float(clipped), kl, outcome.grad_norm, outcome.skipped)
+    return _Step(losses, ratio, float(clipped), kl, outcome.grad_norm, outcome.skipped, estimate.evaluations), old
 
 
 def _metrics(

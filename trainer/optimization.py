@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from .errors import UserError
+from .extras import require
 
 if TYPE_CHECKING:
     from .config import OptimizerConfig
@@ -19,8 +20,20 @@ MAX_SKIPPED = 5  # gradient steps in a row without a finite gradient, after whic
 
 
 def build_optimizer(config: OptimizerConfig, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    classes = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
-    return classes[config.name](list(parameters), lr=config.lr, weight_decay=config.weight_decay)
+    require("optimizer.name", config.name)
+    if config.name == "adamw8bit":
+        from bitsandbytes.optim import AdamW8bit as kind
+    else:
+        kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}[config.name]
+    return kind(list(parameters), lr=config.lr, weight_decay=config.weight_decay)
+
+
+def move_optimizer(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+    """Its moments to a device. What has no axis, such as a count of steps, stays: torch keeps it on the CPU everywhere."""
+    for state in optimizer.state.values():
+        for key, value in state.items():
+            if isinstance(value, torch.Tensor) and value.ndim:
+                state[key] = value.to(device)
 
 
 def learning_rate(config: OptimizerConfig, iteration: int, iterations: int) -> float:

@@ -39,7 +39,7 @@ def save_png(image: Image.Image, path: Path, texts: dict[str, str] | None = None
 
 def save_outputs(
     folder: Path,
-    images: torch.Tensor,
+    images: Sequence[torch.Tensor],
     prompts: Sequence[str],
     seeds: Sequence[int],
     per_prompt: int,
@@ -71,8 +71,12 @@ def grid(
     notes: Sequence[Sequence[str]] | None = None,
     column_titles: Sequence[str] = (),
 ) -> Image.Image:
-    """Prompts down, pictures across; `captions` above each row, `notes` (a score) below each picture."""
-    tile_w, tile_h = _tile_size(rows[0][0])
+    """Prompts down, pictures across; `captions` above each row, `notes` (a score) below each picture.
+
+    Places are alike; a picture of another shape than its place stands in the middle of it.
+    """
+    tiles = [_tile_size(picture) for row in rows for picture in row]
+    tile_w, tile_h = (max(sides) for sides in zip(*tiles, strict=True))
     font = label_font()
     columns = max(len(row) for row in rows)
     title = LABEL + GAP if column_titles else 0
@@ -87,8 +91,10 @@ def grid(
         pen.text((MARGIN, y), _fit(pen, captions[r], columns * (tile_w + GAP), font), fill=INK, font=font)
         for c, picture in enumerate(row):
             x = MARGIN + c * (tile_w + GAP)
-            mode = Image.Resampling.NEAREST if picture.width < tile_w else Image.Resampling.LANCZOS
-            sheet.paste(picture.resize((tile_w, tile_h), mode), (x, y + LABEL))
+            wide, high = _tile_size(picture)
+            mode = Image.Resampling.NEAREST if picture.width < wide else Image.Resampling.LANCZOS
+            middle = (x + (tile_w - wide) // 2, y + LABEL + (tile_h - high) // 2)
+            sheet.paste(picture.resize((wide, high), mode), middle)
             if notes:
                 pen.text((x, y + LABEL + tile_h), notes[r][c], fill=FAINT, font=font)
     return sheet

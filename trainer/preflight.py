@@ -17,6 +17,7 @@ from .config import RunConfig, load_config
 from .config.fields import looks_like_path
 from .demo import EMBEDDED_MODELS
 from .errors import UserError, one_line
+from .extras import require_all
 from .rewards.registry import create_entry
 from .runs import RunDir
 from .runs.state import state_or_lost
@@ -35,6 +36,7 @@ def preflight(
     a folder to write in."""
     if problem := missing_packages(_requirements()):
         raise UserError(problem)
+    require_all(config)
     _check_files(config)
     for name, settings in config.rewards.items():
         if lacking := create_entry(name, settings).missing():

@@ -58,14 +58,14 @@ def save_curve(path: Path, series: dict[str, list[tuple[int, float]]], rewards: 
 def save_before_after(
     path: Path,
     prompts: Sequence[str],
-    before: torch.Tensor,
-    after: torch.Tensor,
+    before: Sequence[torch.Tensor],
+    after: Sequence[torch.Tensor],
     per_prompt: int,
     scores_before: torch.Tensor,
     scores_after: torch.Tensor,
     rows: int = 8,
 ) -> None:
-    """`before` and `after` uint8[P * K, H, W, 3] of the same prompts and seeds side by side; up to 2 seeds a prompt."""
+    """`before` and `after`, P * K pictures uint8[H, W, 3] each, of the same prompts and seeds; up to 2 seeds a prompt."""
     shown = min(2, per_prompt)
     chosen = range(min(rows, len(prompts)))
     index = [[p * per_prompt + k for k in range(shown)] for p in chosen]

@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from . import runs
+from .errors import UserError
 from .runs import RunDir
 
 LOOK_S = 0.5  # how often a busy run looks for requests
 WAIT_S = 0.2  # how often a paused one does
+GONE_S = 10.0  # a disk may be away for a moment; a folder that is away for so long was deleted or renamed
 
 
 class Interrupted(Exception):
@@ -24,6 +26,7 @@ class RequestDesk:
         self.run, self.on_beat = run, on_beat
         self._waiting: list[str] = []
         self._looked = 0.0
+        self._gone_since: float | None = None
 
     @contextmanager
     def signals(self) -> Iterator[None]:
@@ -50,16 +53,19 @@ class RequestDesk:
         self._waiting.append("stop")
 
     def check(self) -> None:
-        """Called often while the network works. Raises Interrupted if the run is to stop or pause."""
+        """Called often while the network works. Raises Interrupted if the run is to stop or pause, UserError if its folder is
+        gone."""
         self.on_beat()
         if time.monotonic() - self._looked > LOOK_S:
             self._looked = time.monotonic()
             self._waiting += runs.take_requests(self.run)
+            self._look_for_folder()
         if "stop" in self._waiting or "pause" in self._waiting:
             raise Interrupted
 
     def take(self) -> list[str]:
-        """Everything asked for since the last call, in order."""
+        """Everything asked for since the last call, in order. Raises UserError if the run's folder is gone."""
+        self._look_for_folder()
         # Taken over, not copied: a signal that comes in between adds to this very list.
         asked, self._waiting = self._waiting, []
         return asked + runs.take_requests(self.run)
@@ -67,3 +73,14 @@ class RequestDesk:
     def wait(self) -> None:
         self.on_beat()
         time.sleep(WAIT_S)
+
+    def _look_for_folder(self) -> None:
+        """A trainer that nobody can see or stop any more must not keep the device."""
+        if self.run.path.is_dir():
+            self._gone_since = None
+            return
+        self._gone_since = self._gone_since or time.monotonic()
+        if time.monotonic() - self._gone_since > GONE_S:
+            raise UserError(
+                f"the run's folder {self.run.path} is gone, so nobody can watch or stop this training; it ends here"
+            )

@@ -51,7 +51,7 @@ def load_evaluation(run: RunDir, iteration: int, prompts: Sequence[Prompt]) -> E
         # The names are remade, not read: an index from elsewhere must not point out of the folder.
         per_prompt = int(index["seeds_per_prompt"])
         names = [f"p{i // per_prompt:03d}-s{i % per_prompt}.png" for i in range(len(index["seeds"]))]
-        images = torch.from_numpy(np.stack([np.asarray(Image.open(folder / name).convert("RGB")) for name in names]))
+        images = tuple(torch.from_numpy(np.array(Image.open(folder / name).convert("RGB"))) for name in names)
         scores = {
             k: torch.tensor([float("nan") if x is None else x for x in v], dtype=torch.float64)
             for k, v in index["scores"].items()

@@ -12,7 +12,8 @@ import torch
 
 from .config import RunConfig
 from .errors import UserError, one_line
-from .evaluation import evaluation_prompts, evaluation_sampling
+from .evaluation import evaluation_prompts, evaluation_sampling, evaluation_sizes
+from .extras import require_all
 from .loop import Learner, sampling_of
 from .lora import LoraAdapter, attach, layer_shapes, read_lora
 from .optimization import GuardedStepper, build_optimizer
@@ -48,9 +49,13 @@ def build_bench(config: RunConfig, device: torch.device, cache: Path | None = No
     """Load and connect all parts. Raises UserError for whatever the configuration names and is not usable."""
     held_out = evaluation_prompts(config)
     rewards, notes = _create_rewards(config, held_out)  # before the base, which may take minutes
+    require_all(config)
     policy = load_policy(config.policy, device, cache)
-    policy.check(sampling_of(config), config.rollout.negative_prompt, "rollout")
-    policy.check(evaluation_sampling(config), "", "evaluation")
+    policy.batches.tell = notes.append
+    for size in config.rollout.sizes:
+        policy.check(sampling_of(config).at(size), config.rollout.negative_prompt, "rollout")
+    for size in dict.fromkeys(evaluation_sizes(config, held_out)):
+        policy.check(evaluation_sampling(config).at(size), "", "evaluation")
     adapter, more = _attach_lora(config, policy)
     notes += [*_load_rewards(config, rewards, device), *policy.notes(), *more]
     optimizer = build_optimizer(config.optimizer, adapter.parameters())
@@ -110,7 +115,7 @@ def _attach_lora(config: RunConfig, policy: Policy) -> tuple[LoraAdapter, list[s
     lora, notes = config.policy.lora, []
     adapter = _named(
         "policy.lora.targets",
-        lambda: attach(policy.denoiser, lora.rank, lora.alpha, lora.targets, config.seed, policy.family),
+        lambda: attach(policy.denoiser, lora.rank, lora.alpha, lora.targets, config.seed, policy.family, policy.device),
     )
     if lora.init:
         with warnings.catch_warnings(record=True) as caught:

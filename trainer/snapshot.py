@@ -18,7 +18,10 @@ def learner_tensors(learner: Learner) -> tuple[dict[str, dict[str, torch.Tensor]
     tensors = {"lora": learner.adapter.snapshot().tensors(), "optimizer": optimizer, "rng": rng_to_tensors()}
     if learner.average is not None:
         tensors["ema"] = learner.average.tensors()
-    return tensors, {"optimizer": meta, "skipped_in_a_row": learner.stepper.skipped_in_a_row}
+    position = {"optimizer": meta, "skipped_in_a_row": learner.stepper.skipped_in_a_row}
+    if learner.policy.batches.sizes:  # a batch's size decides the last digits
+        position["batches"] = dict(learner.policy.batches.sizes)
+    return tensors, position
 
 
 def restore_learner(learner: Learner, tensors: dict[str, dict[str, torch.Tensor]], position: dict[str, Any]) -> list[str]:
@@ -34,4 +37,5 @@ def restore_learner(learner: Learner, tensors: dict[str, dict[str, torch.Tensor]
         learner.average = average.to(device=device).clone()
     optimizer_from_tensors(learner.stepper.optimizer, list(learner.stepper.named), tensors["optimizer"], position["optimizer"])
     learner.stepper.skipped_in_a_row = position["skipped_in_a_row"]
+    learner.policy.batches.sizes.update(position.get("batches", {}))
     return rng_from_tensors(tensors["rng"])

@@ -22,6 +22,7 @@ from .errors import UserError, one_line
 from .evaluation import Evaluation, evaluate
 from .journal import Journal
 from .loop import IterationResult, run_iteration
+from .memory import release_cached
 from .requests import Interrupted, RequestDesk
 from .rewards.scoring import FailureCount, load_rewards
 from .runs import RunDir, RunState
@@ -118,6 +119,7 @@ class _Trainer:
             self.bench = bench or build_bench(self.config, self.device, cache)
             for note in (*self.config.warnings(), *self.bench.notes):
                 self.warn(note)
+            self.bench.policy.batches.tell = self.warn
             self._restore()
             self.journal.status(runs.RUNNING, self.position.iteration, "")
             try:
@@ -228,12 +230,10 @@ class _Trainer:
     def _park(self, device: torch.device) -> None:
         """Give the accelerator back while paused, or take it again."""
         self.bench.policy.to(device)
-        if self.bench.learner.average is not None:
-            self.bench.learner.average = self.bench.learner.average.to(device=device)
+        self.bench.learner.to(device)
         for name, message in load_rewards(self.bench.rewards, device, None):
             self.warn(f"{name} could not be moved to {device}: {message}")
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        release_cached()
 
     def _evaluate_now(self, parked: bool) -> None:
         if parked:

@@ -27,7 +27,8 @@ class _Warnings(logging.Handler):
         self.lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
+        if record.name == "root":  # ComfyUI's own; a package that is imported late may warn of what it lacks
+            self.lines.append(record.getMessage())
 
 
 # --- real sizes

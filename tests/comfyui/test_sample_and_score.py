@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from tests.comfyui.server import Refused
 from tests.faulty_server import FaultyServer
 
 SIZE = 64
@@ -160,6 +161,22 @@ def test_what_cannot_be_done_is_one_line_on_the_node(client, changes, node, said
     result = client.run(graph(client, **changes))
     assert result.status == "error" and result.error["node_id"] == node
     assert said in result.message and "\n" not in result.message
+
+
+@pytest.mark.parametrize("name", ["sampler", "scheduler", "split"])
+def test_a_value_that_a_list_does_not_hold_is_refused(client, name):
+    """ComfyUI 0.3.75 lets it through; newer ones refuse it when it is queued."""
+    try:
+        said = client.run(graph(client, sample={name: "nope"})).message
+    except Refused as refused:
+        said = json.dumps(refused.answer)
+    assert "nope" in said and name in said
+
+
+def test_pictures_with_nan_are_no_group(client):
+    result = client.run(graph(client, sample={"cfg": float("nan"), "prompt_count": 1, "group_size": 2}))
+    assert result.status == "error" and result.error["node_id"] == "sample"
+    assert "2 of 2 pictures hold NaN" in result.message and "\n" not in result.message
 
 
 def test_any_batch_of_pictures_can_be_scored_with_prompts(client):

@@ -25,7 +25,7 @@ from trainer import cli, runs
 from trainer.runs import RunDir
 from trainer.runs.device_queue import Place, tickets
 
-COMMANDS = ("demo", "train", "resume", "sample", "score", "rewards", "export", "runs", "serve")
+COMMANDS = ("demo", "train", "resume", "curriculum", "sample", "score", "rewards", "export", "runs", "serve")
 
 
 @pytest.fixture(autouse=True)

@@ -128,12 +128,21 @@ def test_the_digest_ignores_the_name_and_spelling_but_nothing_else():
 def test_the_digest_is_that_of_the_canonical_json_in_every_process():
     config = load_config(small())
     data = {key: value for key, value in config.to_dict().items() if key != "name"}
+    for later in ("vae_tiling", "attention", "compile"):
+        del data["policy"][later]
     canonical = json.dumps(data, sort_keys=True, separators=(",", ":"))
     assert config.digest() == hashlib.sha256(canonical.encode()).hexdigest()[:12]
     code = f"from trainer.config import load_config; print(load_config({small()!r}).digest())"
     environment = {**os.environ, "PYTHONHASHSEED": "12345"}
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
     assert run.stdout.strip() == config.digest(), run.stderr
+
+
+def test_a_key_that_came_later_counts_only_where_it_changes_something():
+    """A run from before is found by its digest, and queued again it is not trained twice."""
+    config = load_config(small())
+    assert load_config(small(), ["policy.vae_tiling=auto"]).digest() == config.digest()
+    assert load_config(small(), ["policy.vae_tiling=on"]).digest() != config.digest()
 
 
 def test_diff_from_names_the_changed_keys():
@@ -162,7 +171,8 @@ def test_rewards_are_written_out_and_typed():
 
 
 def test_presets():
-    assert preset_names() == sorted(["demo", "letters", "sdxl-vpred", *FAMILIES])
+    stages = [f"sd3-stage{n}" for n in range(1, 6)]
+    assert preset_names() == sorted(["demo", "letters", "sdxl-vpred", "flux-multireward", *stages, *FAMILIES])
     config = load_config({"preset": "demo"})
     assert config.policy.model == "demo" and config.policy.lora.rank == 16 and config.policy.lora.alpha == 32
     assert config.warnings() == []

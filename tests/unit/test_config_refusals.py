@@ -35,6 +35,7 @@ def test_the_base_of_these_tests_is_fine():
 
 LR = r"optimizer\.lr = {}; allowed: a finite number > 0, <= 1 \(learning rate\)"
 GROUP = r"rollout\.group_size = {}; allowed: an integer from 2 to 1024 \(.*advantage of a group of 1 is always 0\)"
+SIDES = "an integer, or a list of integers, each from 16 to 4096, a multiple of 16"
 REFUSED = [
     # numbers that are not finite, wrong types, ranges
     ("optimizer.lr=.nan", LR.format("nan")),
@@ -52,7 +53,16 @@ REFUSED = [
     ("rollout.group_size=true", GROUP.format("true")),
     ("rollout.group_size='8'", GROUP.format("'8'")),
     ("rollout.guidance=.nan", r"rollout\.guidance = nan; allowed: a finite number from 1 to 50"),
-    ("rollout.width=70", r"rollout\.width = 70; allowed: an integer from 16 to 4096, a multiple of 16 \(pixels\)"),
+    ("rollout.width=70", rf"rollout\.width = 70; allowed: {SIDES} \(pixels\)"),
+    ("rollout.width=[64, 70]", rf"rollout\.width = \[64, 70\]; allowed: {SIDES}"),
+    ("rollout.width=[]", rf"rollout\.width = \[\]; allowed: {SIDES}"),
+    ("rollout.width=null", rf"rollout\.width = null; allowed: {SIDES}"),
+    ("evaluation.width=64.5", rf"evaluation\.width = 64\.5; allowed: null, {SIDES}"),
+    (
+        "rollout.width=[64, 96]",
+        r"rollout\.width = \[64, 96\] with rollout\.height = \d+: both must be numbers, or lists of equal",
+    ),
+    ("evaluation.width=64", r"evaluation\.width = 64 with evaluation\.height = null: both must be given, or neither"),
     ("rollout.sampler=ddim", r"rollout\.sampler = ddim; allowed: one of euler, heun, 'dpmsolver\+\+'|dpmsolver\+\+, unipc"),
     ("surrogate.stratified=yes", r"surrogate\.stratified = yes; allowed: true or false"),
     ("surrogate.pairs=0", r"surrogate\.pairs = 0; allowed: an integer from 1 to 1000"),
@@ -68,7 +78,7 @@ REFUSED = [
     ('name="a\\nb"', r"name = 'a\\nb': allowed: a name of 1 to 80 printable"),
     (f"name={'x' * 81}", r"name = x+\.\.\.; allowed: a string of at most 80"),
     ("policy.family=fluxx", r"policy\.family = fluxx; allowed: one of sd3, sd15, sdxl, flux"),
-    ("policy.quantization=nf4", r"policy\.quantization = nf4; allowed: none"),
+    ("policy.quantization=int3", r"policy\.quantization = int3; allowed: one of none, nf4, int8, fp8"),
     ("policy.lora.rank=0", r"policy\.lora\.rank = 0; allowed: an integer from 1 to 1024"),
     (
         "policy.lora.targets=attn",

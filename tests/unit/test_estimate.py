@@ -42,7 +42,7 @@ class Scene:
         """(L_hat [M, J], x_theta [M * J, ...]) in one batch, written out from the paper's formulas."""
         output = outputs.repeat_interleave(PAIRS)
         pair = torch.arange(PAIRS).repeat(len(outputs))
-        x0, t = self.rollout.latents[output], self.draw.t[output, pair].view(-1, 1, 1, 1)
+        x0, t = torch.stack([self.rollout.latents[i] for i in output]), self.draw.t[output, pair].view(-1, 1, 1, 1)
         noise = torch.stack(
             [self.draw.noise([i], j, x0.shape[1:])[0] for i, j in zip(output.tolist(), pair.tolist(), strict=True)]
         )
@@ -60,9 +60,8 @@ def scene(tiny_sd3, tmp_path_factory):
         bench = tiny_bench(tiny_sd3)
     shake(bench, 0.2, seed=1)
     sampling = sampling_of(bench.config)
-    rollout = sample_groups(
-        bench.policy, pick_prompts(bench.train, 2, 0, 0), bench.train_conditioning, 4, sampling, run_seed=0, iteration=0
-    )
+    picks = pick_prompts(bench.train, 2, 0, 0, bench.config.rollout.sizes)
+    rollout = sample_groups(bench.policy, picks, bench.train_conditioning, 4, sampling, run_seed=0, iteration=0)
     draw = draw_pairs(bench.policy.noise_levels(sampling)[0], PAIRS, "group", 0, 0, range(2), 4)
     scene = Scene(bench, rollout, draw, torch.empty(0), torch.empty(0))
     with torch.no_grad():
@@ -81,7 +80,7 @@ def close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> 
 @pytest.mark.parametrize("outputs", [[4], [5, 0, 3], [0, 1, 2, 3, 4, 5, 6, 7]])
 def test_every_row_goes_through_once_in_order(outputs, batch_size):
     outputs = torch.tensor(outputs)
-    found = list(blocks(outputs, PAIRS, batch_size))
+    found = list(blocks(outputs, PAIRS, batch_size, torch.zeros(8, dtype=torch.long)))
     batches = [batch for block in found for batch in block.batches]
     rows = [(o, p) for b in batches for o, p in zip(b.output.tolist(), b.pair.tolist(), strict=True)]
     assert rows == [(o, p) for o in outputs.tolist() for p in range(PAIRS)]
@@ -152,7 +151,8 @@ def test_the_gradient_of_the_clipped_ratio_and_the_kl_is_that_of_one_big_batch(s
     expected = scene.gradient()
     assert max(float(g.abs().max()) for g in expected.values()) > 1e-4
 
-    batches = [batch for block in blocks(outputs, PAIRS, batch_size) for batch in block.batches]
+    cut = blocks(outputs, PAIRS, batch_size, torch.zeros(8, dtype=torch.long))
+    batches = [batch for block in cut for batch in block.batches]
     predictions = [scene.old_predictions.view(8, PAIRS, *x.shape[1:])[batch.output, batch.pair] for batch in batches]
 
     def loss_of(part, local):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -142,6 +143,47 @@ def test_a_run_in_line_is_seen_found_again_and_obeys(make, busy, config, root):
     assert "gone without a word while starting" in page.told[-1]["message"]
     second.delete(run)
     assert not run.path.exists() and page.told[-1] == {"run": run.id, "seq": 0, "type": "deleted"}
+
+
+@pytest.mark.parametrize("device", ["cuda:0", "cpu"])
+def test_memory_is_asked_for_when_a_run_in_line_has_its_turn(make, config, root, device):
+    """ComfyUI made pictures while it waited, and their model is still on the accelerator."""
+    run = runs.create_run(root, "in-line")
+    runs.write_atomic(run.config_file, config.to_yaml())
+    asked = []
+    one = make(free=lambda: asked.append(True))
+    said = (
+        ("starting", "waiting for the-first on " + device),
+        ("paused", "paused while it waited in line"),
+        ("starting", "waiting for the-first and 1 more on " + device),
+        ("starting", "waiting for the-first on " + device),
+        ("starting", "loading"),
+        ("running", ""),
+    )
+    for status, message in said:
+        state = runs.RunState(status=status, message=message, device=device, iterations=3, **runs.own_process())
+        runs.write_state(run, state)
+        one.tick()
+        assert len(asked) == (message in ("loading", "") and device != "cpu")
+
+
+def test_a_trainer_whose_folder_is_deleted_or_renamed_ends(make, busy, config, root):
+    """Unseen, it would keep its device, or its place in the line, for ever."""
+    one = make()
+    for away in (shutil.rmtree, lambda path: path.rename(path.with_name("renamed"))):
+        run = one.start(config, {})
+        until(lambda run=run: waits(run))
+        process = one._children[run.id].process
+        away(run.path)
+        assert until(lambda process=process: process.poll() is not None and process) and process.returncode == 2
+        assert busy.before() == [] and len(list(busy.folder.glob("*.json"))) == 1
+
+
+def test_a_device_that_is_not_there_is_said_before_anything_starts(make, config, root):
+    one = make()
+    with pytest.raises(PackError, match=r"cuda:63 is not there|cuda is not available") as error:
+        one.start(config, {}, "cuda:63")
+    assert "\n" not in str(error.value) and runs.list_runs(root) == []
 
 
 def test_a_stop_right_after_the_start_is_obeyed(make, busy, config):

@@ -148,7 +148,7 @@ def _noise_seen(result, calls) -> tuple[torch.Tensor, torch.Tensor]:
     z = torch.cat([call.hidden for call in trained]).view(8, PAIRS, 16, 8, 8)
     t = torch.cat([call.timestep for call in trained]).view(8, PAIRS) / 1000
     level = t[..., None, None, None]
-    return t, (z - (1 - level) * result.rollout.latents[:, None]) / level
+    return t, (z - (1 - level) * torch.stack(result.rollout.latents)[:, None]) / level
 
 
 def _equal(a, b) -> bool:
@@ -185,10 +185,10 @@ def test_pictures_and_prompts_are_fresh_each_iteration(tiny_sd3):
     bench = tiny_bench(tiny_sd3)
     first, second = iterate(bench, 0), iterate(bench, 1)
     assert not set(first.rollout.seeds) & set(second.rollout.seeds)
-    images = torch.cat([first.rollout.images, second.rollout.images])
+    images = [*first.rollout.images, *second.rollout.images]
     assert len({bytes(image.numpy()) for image in images}) == 16
     for iteration, result in enumerate((first, second)):
-        expected = pick_prompts(bench.train, 2, bench.config.seed, iteration)
+        expected = pick_prompts(bench.train, 2, bench.config.seed, iteration, [(64, 64)])
         assert [p for p in result.rollout.prompts[::4]] == [pick.prompt for pick in expected]
 
 
@@ -207,15 +207,15 @@ def test_an_output_that_could_not_be_scored_takes_no_part(tiny_sd3):
     with watch_denoiser(bench.policy) as calls:
         result = iterate(bench)
     assert result.advantages[[1, 6]].tolist() == [0, 0]
-    good = [0, 2, 3, 4, 5, 7]
+    good, images = [0, 2, 3, 4, 5, 7], torch.stack(result.rollout.images)
     for group in (good[:3], good[3:]):  # z-scores of the others alone, then the soft clip at 3
-        scores = bright(result.rollout.images[group]) * 1000
+        scores = bright(images[group]) * 1000
         z = (scores - scores.mean()) / scores.std(correction=0)
         torch.testing.assert_close(result.advantages[group], (3 * (z / 3).tanh()).float())
     assert result.metrics["reward/nan_outputs"] == 2 and result.metrics["nfe/policy"] == 6 * PAIRS / 8
     trained = torch.cat([call.hidden for call in calls if call.with_gradient])
     assert len(trained) == 6 * PAIRS
-    assert result.metrics["reward/brightness/mean"] == pytest.approx(float((bright(result.rollout.images) * 1000)[good].mean()))
+    assert result.metrics["reward/brightness/mean"] == pytest.approx(float((bright(images) * 1000)[good].mean()))
     assert bench.learner.stepper.steps == 1
 
 
@@ -233,8 +233,8 @@ def test_unscored_outputs_do_not_dilute_the_gradient(tiny_sd3):
     assert result.metrics["advantage/frac_zero_std"] == 0.5
     alone = tiny_bench(tiny_sd3, second_group_equal, optimizer=SGD, rollout={"prompts_per_iteration": 1, "group_size": 4})
     # The same first group: its prompt, its seeds and its pairs do not depend on the second.
-    first = pick_prompts(bench.train, 2, 3, 0)[0].index
-    assert pick_prompts(alone.train, 1, 3, 0)[0].index == first
+    first = pick_prompts(bench.train, 2, 3, 0, [(64, 64)])[0].index
+    assert pick_prompts(alone.train, 1, 3, 0, [(64, 64)])[0].index == first
     expected = watch_steps(alone)
     iterate(alone)
     for name, gradient in expected[0].items():

@@ -102,7 +102,7 @@ def test_an_abort_while_sampling_leaves_the_learner_as_it_was(tiny_sd3):
     assert same(factors(bench), before) and bench.learner.average.checksum() == average
     again = tiny_bench(tiny_sd3)
     iterate(again, 0)
-    assert iterate(again, 1).rollout.latents.equal(iterate(bench, 1).rollout.latents)
+    assert all(map(torch.equal, iterate(again, 1).rollout.latents, iterate(bench, 1).rollout.latents))
     assert same(factors(again), factors(bench))
 
 

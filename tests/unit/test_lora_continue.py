@@ -57,7 +57,7 @@ def evaluated(run, iteration):
 
 def difference(left, right):
     """The largest difference between two sets of pictures, in 255ths."""
-    return int((left.images.int() - right.images.int()).abs().max())
+    return int((torch.stack(left.images).int() - torch.stack(right.images).int()).abs().max())
 
 
 # --- going out
@@ -105,10 +105,10 @@ def test_diffusers_draws_the_pictures_of_the_evaluation(model, source, tmp_path,
     pipe = pipeline(model)
     pipe.scheduler = flow_scheduler(sampler, pipe.scheduler.config.shift)
     base = draw(pipe, config, trained)
-    assert np.array_equal(base, evaluated(run, 0).images.numpy())
+    assert np.array_equal(base, torch.stack(evaluated(run, 0).images).numpy())
     pipe.load_lora_weights(str(path.parent), weight_name=path.name)
-    assert np.array_equal(draw(pipe, config, trained), trained.images.numpy())
-    assert np.abs(base.astype(int) - trained.images.numpy()).max() > 5  # the LoRA is seen
+    assert np.array_equal(draw(pipe, config, trained), torch.stack(trained.images).numpy())
+    assert np.abs(base.astype(int) - torch.stack(trained.images).numpy()).max() > 5  # the LoRA is seen
 
 
 def test_the_saved_png_is_the_evaluated_picture(source):
@@ -213,7 +213,7 @@ def test_a_smaller_rank_is_an_approximation_and_says_so(model, source, tmp_path)
     note = next(e["message"] for e in events(run, "warning") if "reduced" in e["message"])
     assert "rank 2 was reduced to 1" in note and "%" in note
     start, end, base = (evaluated(*which) for which in ((run, 0), (source, 3), (source, 0)))
-    mean = lambda a, b: float((a.images.int() - b.images.int()).abs().float().mean())  # noqa: E731
+    mean = lambda a, b: float((torch.stack(a.images).int() - torch.stack(b.images).int()).abs().float().mean())  # noqa: E731
     assert 0 < mean(start, end) < mean(base, end)
 
 

@@ -409,9 +409,9 @@ def test_a_lora_for_another_family_is_refused_by_name(tmp_path: Path, family: st
 @pytest.mark.parametrize(
     ("family", "architecture", "base_version", "module"),
     [
-        ("sd15", "stable-diffusion-v1/lora", "sd_v1", "networks.lora"),
+        ("sd15", "stable-diffusion-v1/lora", "sd_v1_v", "networks.lora"),
         ("sdxl", "stable-diffusion-xl-v1-base/lora", "sdxl_base_v1-0", "networks.lora"),
-        ("sd3", "stable-diffusion-3/lora", "sd3", "networks.lora_sd3"),
+        ("sd3", "stable-diffusion-3-medium/lora", "medium", "networks.lora_sd3"),
         ("flux", "flux-1-dev/lora", "flux1", "networks.lora_flux"),
         ("chroma", "chroma/lora", "chroma", "networks.lora_flux"),
         ("qwen_image", "Qwen-Image/lora", "qwen_image", "networks.lora_qwen_image"),
@@ -438,10 +438,30 @@ def test_what_the_file_says_of_itself(tmp_path: Path, family: str, architecture:
         assert (found["family"], found["rank"], found["alpha"]) == (family, "4", "8")
 
 
-def test_stable_diffusion_2_is_told_by_its_text_encoder() -> None:
+@pytest.mark.parametrize(
+    ("width", "prediction", "architecture", "base_version"),
+    [
+        (768, "epsilon", "stable-diffusion-v1", "sd_v1"),
+        (768, "v_prediction", "stable-diffusion-v1", "sd_v1_v"),
+        (1024, None, "stable-diffusion-v2-512", "sd_v2"),
+        (1024, "v_prediction", "stable-diffusion-v2-768-v", "sd_v2_v"),
+    ],
+)
+def test_stable_diffusion_2_is_told_by_its_text_encoder(width, prediction, architecture, base_version) -> None:
     key = "down_blocks.0.attentions.0.transformer_blocks.0.attn2.to_k"
-    for width, architecture in ((768, "stable-diffusion-v1"), (1024, "stable-diffusion-v2-512")):
-        assert get_family("sd15").identity({key: (width, 320)}).architecture == architecture
+    identity = get_family("sd15").identity({key: (width, 320)}, prediction)
+    assert (identity.architecture, identity.base_version) == (architecture, base_version)
+
+
+@pytest.mark.parametrize(
+    ("depth", "dual", "model"), [(24, False, "medium"), (24, True, "5-medium"), (38, False, "5-large"), (2, True, "5-medium")]
+)
+def test_the_three_models_of_stable_diffusion_3(depth: int, dual: bool, model: str) -> None:
+    """The names are sd-scripts' (library/sd3_utils.py), which knows no others."""
+    network = {f"transformer_blocks.{n}.attn.to_q": (64 * depth, 64 * depth) for n in range(depth)}
+    network |= {"transformer_blocks.0.attn2.to_q": (64 * depth, 64 * depth)} if dual else {}
+    identity = get_family("sd3").identity(network)
+    assert (identity.architecture, identity.base_version) == (f"stable-diffusion-3-{model}", model)
 
 
 def test_klein_is_told_from_its_larger_sister_by_its_width() -> None:

@@ -48,6 +48,15 @@ def test_the_other_embedded_model(comfy_nodes):
     assert (made["family"], made["model"], made["dtype"]) == ("sd3", "demo-letters", "float32")
 
 
+def test_what_saves_memory_is_left_to_the_preset_unless_chosen():
+    assert choose(savings={"quantization": "preset", "offload": "preset"}) == choose()
+    made = choose(savings={"quantization": "nf4", "offload": "none", "vae_tiling": "on", "attention": "xformers"}, compile=True)
+    assert {key: made[key] for key in ("quantization", "offload", "vae_tiling", "attention", "compile")} == {
+        "quantization": "nf4", "offload": "none", "vae_tiling": "on", "attention": "xformers", "compile": True
+    }  # fmt: skip
+    assert "offload = 'disk'; allowed: preset, none, model, blocks" in refusal(savings={"offload": "disk"})
+
+
 def test_a_diffusers_folder(tiny_sd3, tmp_path):
     made = choose(tiny_sd3, alpha=8.0, dtype="float16", init=tmp_path / "a.safetensors")
     assert (made["family"], made["model"], made["dtype"]) == ("sd3", str(tiny_sd3), "float16")
@@ -156,6 +165,17 @@ def test_files_come_by_list_and_bring_comfyuis_tokenizers(comfy_nodes):
     assert (Path(made["tokenizers"]) / "sd1_tokenizer" / "vocab.json").is_file()
     with pytest.raises(NodeError, match="damaged or is not a safetensors file"):
         comfy_nodes.run("VGRPOPolicy", **{**NODE, "base": "checkpoints/xl.safetensors"})
+
+
+def test_what_saves_memory_is_collapsed_and_a_saved_graph_has_it_not(comfy_nodes):
+    optional = comfy_nodes.info("VGRPOPolicy")["input"]["optional"]
+    collapsed = [name for name, (_, options) in optional.items() if options.get("advanced")]
+    assert collapsed == ["quantization", "offload", "vae_tiling", "attention", "compile"]
+    assert optional["quantization"][1]["options"] == ["preset", "none", "nf4", "int8", "fp8"]
+    plain = comfy_nodes.run("VGRPOPolicy", **NODE).outputs[0]["config"]
+    assert not set(plain) & set(collapsed)
+    made = comfy_nodes.run("VGRPOPolicy", **NODE, offload="model", compile=True).outputs[0]["config"]
+    assert made == {**plain, "offload": "model", "compile": True}
 
 
 def test_the_defaults_train_the_embedded_model(comfy_nodes):

@@ -99,6 +99,13 @@ def test_a_run_that_has_nothing_yet_can_be_looked_at(tiny_sd3, tmp_path):
         run_lora.lora_tensors(run, "latest")
 
 
+def test_of_a_finished_run_whose_checkpoints_are_gone_latest_is_named(run):
+    shutil.rmtree(run.checkpoints)
+    assert run_lora.lora_tensors(run, "latest")[1] == "the finished LoRA"
+    with pytest.raises(UserError, match="are gone or damaged; choose latest, which is its finished LoRA"):
+        run_lora.lora_tensors(run, "best")
+
+
 def test_a_damaged_checkpoint_is_passed_over(run):
     next((run.checkpoints / "000003").glob("ema*")).unlink()
     assert reading.view(run, "latest").checkpoint == 2

@@ -53,12 +53,12 @@ def rewards(*names):
     return made
 
 
-def together(preset="demo", values=None, more="", policy=None, prompts=None, chosen=None, name="a run"):
+def together(preset="demo", values=None, more="", policy=None, prompts=None, chosen=None, name="a run", sizes=""):
     return assemble(
         policy or bases.choose_policy("demo", **DEMO),
         prompts or prompt_text.from_demo(),
         chosen or rewards("scene"),
-        knobs.choose_settings(preset, values or {}, more),
+        knobs.choose_settings(preset, values or {}, more, sizes),
         name,
     )
 
@@ -130,7 +130,7 @@ def test_tooltips_are_the_keys_own_words():
          {"objective": {"advantage": {"scale": "batch", "combine": "sum_then_normalize"}}}),
         ("optimizer: {max_grad_norm: null}", {"optimizer": {"max_grad_norm": None}}),
         ("optimizer:\nseed: 3", {"seed": 3}),
-        ("policy: {quantization: none}", {"policy": {"quantization": "none"}}),
+        ("policy: {vae_dtype: float32}", {"policy": {"vae_dtype": "float32"}}),
         ("", {}),
         ("# a note", {}),
     ],
@@ -154,7 +154,8 @@ def test_more(more, changes):
         ("prompts: {train: demo}", "belongs to the Prompt Set node"),
         ("policy: {lora: {rank: 4}}", "policy.lora.rank belongs to the Policy node"),
         ("policy: 3", "belongs to the Policy node"),
-        ("policy.quantization: int3", "policy.quantization = int3; allowed: none"),
+        ("policy.quantization: nf4", "policy.quantization belongs to the Policy node"),
+        ("policy.vae_dtype: int3", "policy.vae_dtype = int3; allowed: one of auto, float32"),
         ("preset: sd3", "preset belongs to the input preset"),
         ("name: x", "belongs to the node V-GRPO Train LoRA"),
         ("optimizer.lr: 1\noptimizer: {lr: 1}", "both set optimizer.lr"),
@@ -269,3 +270,22 @@ def test_bad_yaml_is_refused_before_anything_runs(comfy_nodes):
     assert "Prompt Set" in comfy_nodes.call("VGRPOSettings", "validate_inputs", more="prompts: {}")
     with pytest.raises(NodeError, match=r"rollout\.group_size = 1; allowed"):
         comfy_nodes.run("VGRPOSettings", preset="demo", group_size=1)
+
+
+def test_several_sizes_replace_width_and_height():
+    settings = knobs.choose_settings("none", {}, "", "832x1216, 1024x1024;1216x832")
+    assert settings.changes["rollout"] == {"width": [832, 1024, 1216], "height": [1216, 1024, 832]}
+    assert "rollout.width: 512 -> [832, 1024, 1216]" in knobs.differences(settings)
+    assert together(sizes="64x96\n96x64").rollout.sizes == ((64, 96), (96, 64))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "values", "said"),
+    [
+        ("832", {}, "sizes: '832' is no size; allowed: width x height in pixels, such as 832x1216"),
+        ("64x70", {}, "rollout.height = [70]; allowed: an integer, or a list"),
+        ("64x64", {"width": 96}, "the input sizes and another one both set rollout.width; keep one"),
+    ],
+)
+def test_sizes_that_are_none(sizes, values, said):
+    assert said in refusal(knobs.choose_settings, "none", values, "", sizes)

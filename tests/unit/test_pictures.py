@@ -39,7 +39,7 @@ def evaluation():
         prompts=PROMPTS,
         seeds_per_prompt=2,
         seeds=(2**63 - 1, 2, 3, 4),
-        images=noise(4),
+        images=tuple(noise(4)),
         scores={"scene": torch.tensor([0.25, float("nan"), 1.0, 0.1 + 0.2], dtype=torch.float64), "size": torch.arange(4.0)},
         means={"eval/scene/mean": 0.5, "eval/size/mean": float("nan")},
         troubles=(),
@@ -93,7 +93,7 @@ def test_an_evaluation_is_read_back_as_it_was(run, evaluation):
     assert fields == {"grid": "samples/000007/grid.png", "index": "samples/000007/index.json", "pictures": 4}
     assert all((run.path / fields[key]).is_file() for key in ("grid", "index"))
     back = load_evaluation(run, 7, PROMPTS)
-    assert torch.equal(back.images, evaluation.images) and back.seeds == evaluation.seeds
+    assert all(map(torch.equal, back.images, evaluation.images)) and back.seeds == evaluation.seeds
     assert back.seeds_per_prompt == 2 and back.prompts == PROMPTS
     for name, values in evaluation.scores.items():
         assert torch.equal(back.scores[name].nan_to_num(-1), values.double().nan_to_num(-1))
@@ -122,7 +122,7 @@ def test_what_is_not_there_whole_is_not_read(run, evaluation):
 
 def test_a_picture_that_is_broken_in_the_middle_is_not_read(run):
     """Pillow calls that a SyntaxError."""
-    large = Evaluation(PROMPTS[:1], 1, (1,), noise(1, 256, 256), {"size": torch.ones(1)}, {}, ())
+    large = Evaluation(PROMPTS[:1], 1, (1,), tuple(noise(1, 256, 256)), {"size": torch.ones(1)}, {}, ())
     save_evaluation(run, 7, large)
     assert load_evaluation(run, 7, PROMPTS[:1]) is not None
     path = run.evaluation(7) / "p000-s0.png"
@@ -140,7 +140,7 @@ def test_an_index_from_elsewhere_cannot_point_out_of_its_folder(run, evaluation,
     save_png(to_pil(noise(1, seed=9)[0]), tmp_path / "secret.png")
     index["files"] = ["../../../secret.png"] * 4
     path.write_text(json.dumps(index))
-    assert torch.equal(load_evaluation(run, 7, PROMPTS).images, evaluation.images)
+    assert all(map(torch.equal, load_evaluation(run, 7, PROMPTS).images, evaluation.images))
 
 
 # --- grids

@@ -15,6 +15,7 @@ from trainer.errors import UserError
 from trainer.rewards import create, learned, residency
 from trainer.rewards.clip_pixels import letterbox
 from trainer.rewards.hpsv2_towers import load_towers
+from trainer.rewards.scoring import score_rewards
 
 pytest.importorskip("ftfy")
 
@@ -138,10 +139,30 @@ def test_out_of_memory_halves_the_batch(make, monkeypatch):
 
     monkeypatch.setattr(towers, "see", see)
     scores = reward.score(pictures(3), PROMPTS[:3], [{}] * 3)
-    assert sizes == [3, 2, 1, 1, 1] and torch.allclose(scores, make().score(pictures(3), PROMPTS[:3], [{}] * 3), atol=1e-6)
-    monkeypatch.setattr(towers, "see", lambda pixels: (_ for _ in ()).throw(torch.OutOfMemoryError("no room")))
-    with pytest.raises(torch.OutOfMemoryError):
-        reward.score(pictures(3), PROMPTS[:3], [{}] * 3)
+    assert sizes == [3, 1, 1, 1] and torch.allclose(scores, make().score(pictures(3), PROMPTS[:3], [{}] * 3), atol=1e-6)
+    assert reward.news() == ["out of memory in scoring: batch 3 -> 1 for the rest of the run"] and not reward.news()
+    reward.score(pictures(3), PROMPTS[:3], [{}] * 3)  # it remembers
+    assert sizes == [3, 1, 1, 1, 1, 1, 1] and not reward.news()
+    monkeypatch.setattr(towers, "see", lambda pixels: (_ for _ in ()).throw(RuntimeError("MPS backend out of memory")))
+    table = score_rewards({"it": reward}, pictures(3), PROMPTS[:3], [{}] * 3)
+    assert "a batch of 1 does not fit either; set its device to cpu" in table.reasons["it"]
+
+
+def test_a_smaller_batch_is_told_once(make, monkeypatch):
+    reward = make(batch_size=4)
+    reward.load("cpu")
+    towers = reward.module()
+    original = towers.see
+
+    def see(pixels):
+        if len(pixels) > 1:
+            raise torch.OutOfMemoryError("no room")
+        return original(pixels)
+
+    monkeypatch.setattr(towers, "see", see)
+    table = score_rewards({"it": reward}, pictures(2), PROMPTS[:2], [{}] * 2)
+    assert table.warnings == [("it", "out of memory in scoring: batch 2 -> 1 for the rest of the run")]
+    assert not score_rewards({"it": reward}, pictures(2), PROMPTS[:2], [{}] * 2).warnings
 
 
 @pytest.mark.parametrize(

@@ -156,6 +156,22 @@ def test_what_is_shown(root, run):
         assert (await got(client, "/vgrpo/runs/torn/config", 409))["error"]
 
 
+def test_what_a_preset_leaves_open_is_no_difference(root, run):
+    prompts = [{"text": f"prompt {number}", "metadata": {"tag": "counting"}} for number in range(48)]
+    given = {
+        "preset": "sd3",
+        "seed": 5,
+        "rewards": {"geneval": {"weight": 2}},
+        "prompts": {"train": prompts, "evaluate": ["b"]},
+    }
+    runs.write_atomic(run.config_file, load_config(given, check_files=False).to_yaml())
+
+    @served(root)
+    async def test(client):
+        config = await got(client, "/vgrpo/runs/demo-1/config")
+        assert (config["preset"], config["diff"]) == ("sd3", [{"key": "seed", "value": 5, "preset": 0}])
+
+
 def test_events_are_windows(root, run):
     @served(root)
     async def test(client):
@@ -249,6 +265,19 @@ def test_some_runs_of_the_list(root, run):
         assert (await got(client, "/vgrpo/runs?ids="))["runs"] == []
         for wrong in ("../x", "A", ",".join(f"r{number}" for number in range(201))):
             assert "allowed: " in (await got(client, f"/vgrpo/runs?ids={wrong}", 400))["error"]
+
+
+def test_a_run_whose_files_cannot_be_read_takes_no_other_away(root, run):
+    broken = runs.create_run(root, "broken")
+    runs.write_state(broken, runs.RunState(status=runs.FINISHED, name="broken", iterations=3, message="done"))
+    broken.events_file.mkdir()
+
+    @served(root)
+    async def test(client):
+        entries = {entry["id"]: entry for entry in (await got(client, "/vgrpo/runs"))["runs"]}
+        told, whole = entries["broken"], entries[run.id]
+        assert told["message"].startswith("done; its files cannot be read: ") and told.keys() == whole.keys()
+        assert told["status"] == "finished" and told["actions"] == ["delete"]
 
 
 def test_evaluations_are_told_once_and_in_full_where_asked(root, run):

@@ -590,21 +590,6 @@ def lora_bytes_without_scores(run):
     return {k: v.numpy().tobytes() for k, v in load_file(run.lora_dir / "small.safetensors").items()}
 
 
-def test_an_evaluation_without_memory_is_tried_in_smaller_batches(small, unbroken, monkeypatch):
-    run, sample, sizes = small(**PLANS["plain"]), SD3Policy.sample, []
-
-    def cramped(policy, conditioning, seeds, sampling, on_step=None):
-        sizes.append(sampling.batch_size)
-        if len(seeds) == 4 and sampling.batch_size > 1:  # 2 prompts x 2 seeds
-            raise torch.OutOfMemoryError("out of memory")
-        return sample(policy, conditioning, seeds, sampling, on_step)
-
-    monkeypatch.setattr(SD3Policy, "sample", cramped)
-    go(run)
-    assert sizes[:3] == [4, 2, 1] and not events(run, "error")
-    assert [i for i, _ in series(run)["eval/total/mean"]] == [0, 2, 4]
-
-
 def test_a_monitor_that_always_fails_never_ends_the_run(small, unbroken, monkeypatch):
     def broken(self, images, prompts, metadata):
         raise RuntimeError("no such\nmodel")

@@ -209,3 +209,17 @@ def test_a_second_ctrl_c_ends_at_once(busy):
     assert process.returncode == 130 and "Traceback" not in err and "interrupted" in err
     assert f'resume "{run.path}"' in out
     assert iterations_done(run) == 0 and runs.read_state(run).status == runs.FAILED
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full, a file whose disk is always full")
+def test_a_disk_too_full_for_the_log_does_not_end_a_run_in_line(tiny_sd3, tmp_path):
+    """ComfyUI's trainers print into their run's log: a full disk costs the lines."""
+    run = new_run(tmp_path / "runs", small_config(tiny_sd3))
+    runs.write_state(run, runs.RunState(iterations=3, name="small"))  # as one that ComfyUI has just made
+    command = [sys.executable, str(ROOT / "trainer" / "cli.py"), "resume", str(run.path), "--device", "cpu", "--in-line"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "VGRPO_CACHE": str(tmp_path / "cache")}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=environment, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert runs.read_state(run).status == runs.FINISHED and (run.lora_dir / f"{run.id}.safetensors").is_file()

@@ -20,7 +20,9 @@ def run(args) -> int:
     from ..runs.evaluations import saved_means
 
     config = load_config(run_dir.config_file, check_files=False)  # the LoRA that it continued from may be gone
-    policy = load_policy(config.policy, choose_device("cpu"))
+    # What a LoRA is does not depend on how the base was kept, and this machine need not have what that takes.
+    plain = {"quantization": "none", "offload": "none", "attention": "auto", "compile": False}
+    policy = load_policy(config.policy.model_copy(update=plain), choose_device("cpu"))
     before, after = (saved_means(run_dir, i).get("eval/total/mean") for i in (0, iteration))
     metadata = export_metadata(run_dir, config, policy, iteration, before, after)
     path = export_lora(

@@ -10,7 +10,7 @@ from ..device import choose_device
 from ..errors import UserError, one_line
 from ..requests import RequestDesk
 from ..runs import RunDir, RunState
-from ..runs.device_queue import Place
+from ..runs.device_queue import LOADING, Place
 from ..runs.state import state_or_none
 from . import train
 from .common import at_device, run_of
@@ -20,17 +20,29 @@ BEAT_S = 5.0
 
 def run(args) -> int:
     run_dir = run_of(args.run)
-    runs.require_idle(run_dir, "resumed", unless_mine=args.in_line)
-    # A run that was killed between its summary and its last word is ended properly.
+    if not args.in_line:
+        return go_on(run_dir, args.device)
+    runs.require_idle(run_dir, "resumed", unless_mine=True)
     old = state_or_none(run_dir)
-    if run_dir.summary_file.is_file() and old is not None and old.status == runs.FINISHED:
-        print(f"the run {run_dir.id} is finished already; its results are in {run_dir.path}")
+    return 0 if _ended(run_dir, old) else _InLine(run_dir, args.device, old or RunState()).work()
+
+
+def go_on(run_dir: RunDir, device_name: str) -> int:
+    """Resume in the foreground; a run that is finished stays as it is. Returns the exit code."""
+    runs.require_idle(run_dir, "resumed")
+    if _ended(run_dir, state_or_none(run_dir)):
         return 0
-    if args.in_line:
-        return _InLine(run_dir, args.device, old or RunState()).work()
-    device = choose_device(args.device)
+    device = choose_device(device_name)
     with at_device(run_dir, device):
         return train.work(run_dir, device)
+
+
+def _ended(run_dir: RunDir, state: RunState | None) -> bool:
+    # A run that was killed between its summary and its last word is ended properly.
+    ended = run_dir.summary_file.is_file() and state is not None and state.status == runs.FINISHED
+    if ended:
+        print(f"the run {run_dir.id} is finished already; its results are in {run_dir.path}")
+    return ended
 
 
 class _InLine:
@@ -97,9 +109,9 @@ class _InLine:
                     self._say(runs.STARTING, place.message())
                     desk.wait()
                     continue
-                if self._said == (runs.STARTING, "loading"):  # all is imported, and nobody wants anything else
+                if self._said == (runs.STARTING, LOADING):  # all is imported, and nobody wants anything else
                     return place
-                self._say(runs.STARTING, "loading")
+                self._say(runs.STARTING, LOADING)
                 from .. import training  # noqa: F401 - takes seconds, in which a request may come
         except BaseException:
             if place is not None:
@@ -110,7 +122,7 @@ class _InLine:
         from ..training import train as train_run
 
         device = choose_device(self.device)
-        print(f"run {self.run.id} on {device}, in {self.run.path}")
+        _print(f"run {self.run.id} on {device}, in {self.run.path}")
         try:
             summary = train_run(self.run, device, _Messages(), desk=desk)  # what came in since the wait is not lost
         except (UserError, ModuleNotFoundError):
@@ -118,9 +130,10 @@ class _InLine:
         except Exception as error:
             raise UserError(f"the run failed: {type(error).__name__}: {one_line(error)}; see {self.run.log_file}") from error
         if summary.get("stopped"):
-            print(f"stopped after iteration {summary['iteration']} of {summary['iterations']}")
+            _print(f"stopped after iteration {summary['iteration']} of {summary['iterations']}")
             return 0 if summary["saved"] else 2
-        train.print_summary(self.run, summary)
+        with suppress(OSError):
+            train.print_summary(self.run, summary)
         return 0
 
     def _say(self, status: str, message: str) -> None:
@@ -143,6 +156,11 @@ class _InLine:
         self._say(runs.FAILED, message)
 
 
+def _print(text: str) -> None:
+    with suppress(OSError):  # the log of a trainer in line; a full disk costs the line
+        print(text, flush=True)
+
+
 class _Messages:
     """Progress for a log, where iterations and warnings stand already."""
 
@@ -154,4 +172,4 @@ class _Messages:
 
     def message(self, text: str) -> None:
         if not text.startswith("warning: "):
-            print(text, flush=True)
+            _print(text)

@@ -10,18 +10,22 @@ from typing import Any
 
 from .. import runs
 from ..config import RunConfig, load_config, preset_names
+from ..curriculum import continued
 from ..device import choose_device
 from ..errors import UserError, one_line
 from ..progress import TerminalProgress
 from ..runs import RunDir, check_new_run
-from .common import at_device, program
+from .common import at_device, program, run_of
 
 
 def run(args) -> int:
     source: Any = Path(args.config)
     if not source.exists() and args.config in preset_names():
         source = {"preset": args.config}
-    return start(load_config(source, args.overrides), args.output, args.device, args.run_id)
+    config = load_config(source, args.overrides)
+    if args.after is not None:
+        config = continued(config, run_of(args.after))
+    return start(config, args.output, args.device, args.run_id)
 
 
 def start(config: RunConfig, root: Path, device_name: str, run_id: str | None = None) -> int:

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..families import FAMILIES
+from ..sizes import BUCKET, named_size, size_text
 from .shape import KEYS as SHAPE_KEYS
+from .table import show
 
 if TYPE_CHECKING:
     from .model import RunConfig
@@ -35,6 +37,8 @@ def refusals(config: RunConfig) -> Iterator[tuple[str, str]]:
                 "policy itself the KL has gradient 0; set kl_coef to 0 or gradient_steps to 2 or more",
             )
     yield from _of_the_family(config)
+    yield from _of_the_memory(config)
+    yield from _of_the_sizes(config)
     if config.surrogate.guidance == "same" and rollout.guidance == 1:
         yield (
             "surrogate.guidance",
@@ -70,6 +74,33 @@ def refusals(config: RunConfig) -> Iterator[tuple[str, str]]:
         )
 
 
+def _of_the_sizes(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """Widths and heights that make no sizes, and prompts that ask for others."""
+    rollout, evaluation = config.rollout, config.evaluation
+    for key, section in (("rollout", rollout), ("evaluation", evaluation)):
+        try:
+            if (section.width is None) != (section.height is None):
+                raise ValueError("both must be given, or neither")
+            _ = section.sizes
+        except ValueError as error:
+            yield f"{key}.width", f"{key}.width = {show(section.width)} with {key}.height = {show(section.height)}: {error}"
+            if section is rollout:
+                return
+    for key, prompts in (("prompts.train", config.prompts.train), ("prompts.evaluate", config.prompts.evaluate)):
+        for index, prompt in enumerate(prompts):
+            try:
+                size = named_size(prompt)
+                wrong = None if size is None or size in rollout.sizes else f"{size_text(size)} is no size of the rollout"
+            except ValueError as error:
+                wrong = str(error)
+            if wrong:
+                yield (
+                    key,
+                    f"{key}[{index}] ({show(prompt.text)}): {BUCKET}: {wrong}; allowed here: "
+                    f"{', '.join(map(size_text, rollout.sizes))} (rollout.width x rollout.height)",
+                )
+
+
 def _of_the_family(config: RunConfig) -> Iterator[tuple[str, str]]:
     """Settings that another kind of base has, and this one has not."""
     policy = config.policy
@@ -96,6 +127,31 @@ def _of_the_family(config: RunConfig) -> Iterator[tuple[str, str]]:
             "policy.lora.targets",
             f"policy.lora.targets = attention+mlp+conv, but family {policy.family} has no convolutions to train; allowed: "
             "attention, attention+mlp or a list of module name endings",
+        )
+
+
+def _of_the_memory(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """Ways to save memory or time that this family has not, or that exclude each other."""
+    policy = config.policy
+    able = FAMILIES[policy.family].attention
+    if policy.attention not in ("auto", "native", *able):
+        yield (
+            "policy.attention",
+            f"policy.attention = {policy.attention}, but the attention of family {policy.family} can't be computed by it; "
+            f"allowed: {', '.join(('auto', 'native', *able))}",
+        )
+    if policy.offload == "blocks" and not policy.gradient_checkpointing:
+        yield (
+            "policy.offload",
+            "policy.offload = blocks saves nothing without policy.gradient_checkpointing: every block's weights would stay on "
+            "the device for the backward pass; set gradient_checkpointing to true, or offload to model",
+        )
+    if policy.compile and (policy.offload == "blocks" or policy.quantization != "none"):
+        other = "offload = blocks" if policy.offload == "blocks" else f"quantization = {policy.quantization}"
+        yield (
+            "policy.compile",
+            f"policy.compile and policy.{other} exclude each other: the weights are not where the compiled code expects them; "
+            "set one of them to its default",
         )
 
 
@@ -130,6 +186,11 @@ def _warnings(config: RunConfig) -> Iterator[str]:
                 f"objective.soft_clip_eta = {objective.soft_clip_eta:g} with objective.advantage.scale = none: eta counts in "
                 "standard deviations, but the advantages are then in the reward's own unit"
             )
+    if config.policy.quantization == "fp8" and not config.policy.gradient_checkpointing:
+        yield (
+            "policy.quantization = fp8 without policy.gradient_checkpointing: the backward pass keeps all weights dequantised, "
+            "so that the update takes as much memory as without quantization; set gradient_checkpointing to true"
+        )
     # The folders above count too: in the hub's cache the name stands two folders above the files.
     found = _DISTILLED.search("/".join(re.split(r"[/\\]", config.policy.model)[-3:]))
     if found:

@@ -26,7 +26,11 @@ _MODELS_OF_REWARDS = ("model", "clip_model")  # options that may be paths
 
 
 def load_config(
-    source: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), *, check_files: bool = True
+    source: str | Path | Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    *,
+    check_files: bool = True,
+    folder: str | Path | None = None,
 ) -> RunConfig:
     """The checked, self-contained configuration: prompts inlined, paths absolute.
 
@@ -34,16 +38,17 @@ def load_config(
         completes; its `rewards` and `monitors` replace the preset's as a whole, all else is merged key by key.
     overrides: `a.b=c`, the value read as YAML; later ones win.
     check_files: False skips the check that the base model and the LoRA to continue from exist, to look at an old run.
-    Relative paths count from the file's folder; in a mapping, a text or an override from the current one.
+    folder: which the relative paths of a mapping count from (default: the current one, as in a text or an override); those of
+        a file count from the file's own folder.
     Raises UserError: one line with the first problem (key, value, what is allowed) and the number of further ones.
     """
-    data, origin, base = _read(source)
+    data, origin, base = _read(source, folder)
     preset = data.pop("preset", None)
     data = _anchored(data, base)
     if preset is not None:
         if not isinstance(preset, str):
             raise UserError(f"{origin}preset = {show(preset)}; allowed: one of {', '.join(preset_names())}")
-        data = _merge(_located(origin, lambda: load_preset(preset)), data)
+        data = merge(_located(origin, lambda: load_preset(preset)), data)
     overridden = {}
     for text in overrides:
         data, key = _override(data, text)
@@ -65,24 +70,32 @@ def preset_names() -> list[str]:
 
 
 def load_preset(name: str) -> dict[str, Any]:
-    """A preset as plain, unchecked data. Raises UserError for an unknown name."""
+    """A preset as plain, unchecked data; one that starts from another `preset` is complete. UserError for an unknown name."""
     names = preset_names()
     if name not in names:
         near = difflib.get_close_matches(name, names, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise UserError(f"unknown preset {show(name)} ({hint}allowed: {', '.join(names)})")
-    return parse((PRESETS / f"{name}.yaml").read_text(encoding="utf-8"), f"preset {name}")
+    data = parse((PRESETS / f"{name}.yaml").read_text(encoding="utf-8"), f"preset {name}")
+    below = data.pop("preset", None)
+    return data if below is None else merge(load_preset(below), data)
 
 
-def _read(source: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], str, str]:
+def read_yaml(path: str | Path) -> Any:
+    """What a UTF-8 YAML file holds. Raises UserError: one line with the file, and the line of what is wrong in it."""
+    path = absolute(os.fspath(path))
+    return parse(_read_text(path), path)
+
+
+def _read(source: str | Path | Mapping[str, Any], folder: str | Path | None) -> tuple[dict[str, Any], str, str]:
     """The source as a fresh mapping, the words that errors about it start with, and the folder that its paths count from."""
     if isinstance(source, Mapping):
-        return copy.deepcopy(dict(source)), "", os.getcwd()
+        return copy.deepcopy(dict(source)), "", absolute(os.fspath(folder or os.getcwd()))
     if isinstance(source, str) and "\n" in source:
         data, where, base = parse(source.removeprefix("\ufeff"), "configuration"), "configuration", os.getcwd()
     else:
         path = absolute(os.fspath(source))
-        data, where, base = parse(_read_text(path), path), path, os.path.dirname(path)
+        data, where, base = read_yaml(path), path, os.path.dirname(path)
     if data is None:
         raise UserError(f"{where}: the configuration is empty; start with 'preset: demo', for example")
     if not isinstance(data, dict):
@@ -146,8 +159,8 @@ def _rewrite(data: dict[str, Any], key: str, change: Callable[[str], str]) -> No
         inner[last] = change(os.fspath(inner[last]))
 
 
-def _merge(under: dict[str, Any], over: dict[str, Any], depth: int = 0) -> dict[str, Any]:
-    """`over` laid upon `under`; a heading of `over` with nothing under it changes nothing."""
+def merge(under: Mapping[str, Any], over: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:
+    """`over` laid upon `under`, as a file upon its preset; a heading of `over` with nothing under it changes nothing."""
     merged = dict(under)
     for key, value in over.items():
         below = under.get(key)
@@ -155,7 +168,7 @@ def _merge(under: dict[str, Any], over: dict[str, Any], depth: int = 0) -> dict[
             continue
         whole = depth == 0 and key in _REPLACED
         merged[key] = (
-            _merge(below, value, depth + 1) if isinstance(below, dict) and isinstance(value, dict) and not whole else value
+            merge(below, value, depth + 1) if isinstance(below, dict) and isinstance(value, dict) and not whole else value
         )
     return merged
 

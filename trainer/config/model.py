@@ -15,8 +15,10 @@ from ..demo import EMBEDDED_MODELS
 from ..families import FAMILIES as _FAMILIES
 from ..prompts import Prompt, load_prompts
 from ..rewards.shaping import Shape
+from ..sizes import Size, paired
 from . import fields
 from .checks import refusals, warnings
+from .each import Each
 from .problems import Problem, refuse
 from .rewards import check_settings, options_model
 from .shape import shape_of
@@ -29,7 +31,12 @@ SAMPLERS = ("euler", "heun", "dpmsolver++", "unipc")
 TARGETS = ("attention", "attention+mlp", "attention+mlp+conv")
 
 STAGE_1 = "arXiv 2604.23380, SD 3.5 Medium stage 1"
+_Sides = Annotated[int | tuple[int, ...], Each(ge=16, le=4096, multiple_of=16)]
 _NullIsNone = BeforeValidator(lambda value: "none" if value is None else value)
+
+
+# Keys that came after runs had been made, with the value that changes nothing: such runs keep their digest.
+_LATER: dict[str, dict[str, Any]] = {"policy": {"vae_tiling": "auto", "attention": "auto", "compile": False}}
 
 
 class Section(BaseModel):
@@ -130,8 +137,29 @@ class PolicyConfig(Section):
         description="number format of the decoder; auto = as dtype, but bfloat16 on a CPU that multiplies it in hardware "
         "(decoding is several times faster then). Default: ours",
     )
-    quantization: Annotated[Literal["none"], _NullIsNone] = Field("none", description="compression of the frozen base")
-    offload: Annotated[Literal["none"], _NullIsNone] = Field("none", description="where the base rests between uses")
+    quantization: Annotated[Literal["none", "nf4", "int8", "fp8"], _NullIsNone] = Field(
+        "none",
+        description="compression of the frozen denoiser: 4 or 8 bits by bitsandbytes, or float8 by torchao; installed "
+        "separately. Default: ours",
+    )
+    offload: Annotated[Literal["none", "model", "blocks"], _NullIsNone] = Field(
+        "none",
+        description="what waits in the CPU's memory: nothing; model = what a phase does not need; blocks = also the blocks of "
+        "the denoiser that do not compute now. Default: ours",
+    )
+    vae_tiling: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="decode in overlapping tiles: less memory, pixels that differ a little; auto = pictures of more than 4 "
+        "megapixels, and where a whole one does not fit. Default: ours",
+    )
+    attention: Literal["auto", "native", "flash", "xformers", "sage"] = Field(
+        "auto",
+        description="library that computes the attention, where the family lets it be chosen; auto = torch's own as diffusers "
+        "calls it. Default: ours",
+    )
+    compile: bool = Field(
+        False, description="translate the denoiser's blocks by torch.compile: faster after a slow start. Default: ours"
+    )
     gradient_checkpointing: bool = Field(
         False, description="recompute activations in the backward pass: less memory, more time. Default: ours"
     )
@@ -173,6 +201,10 @@ class PromptsConfig(Section):
         return fields.reporting(key, lambda: tuple(load_prompts(value, key)))
 
 
+_SIDES = {"takes": "an integer, or a list of integers, each"}
+_SIDES_OR_NULL = {"takes": f"null, {_SIDES['takes']}"}
+
+
 class RolloutConfig(Section):
     group_size: int = Field(
         24, ge=2, le=1024, description=f"outputs a prompt; the advantage of a group of 1 is always 0. {STAGE_1}"
@@ -201,13 +233,21 @@ class RolloutConfig(Section):
         description="timestep shift of a flow family, here and in evaluations; null = the base's own, which some let grow with "
         "the size. arXiv 2604.23380, FLUX.1-dev: 3",
     )
-    width: int = Field(
-        512, ge=16, le=4096, multiple_of=16, description="pixels. Default: ours (one transcription of the paper has 720)"
+    width: _Sides = Field(
+        512,
+        description="pixels. A list with as many in height makes sizes (aspect buckets), of which each prompt group draws one. "
+        "Default: ours (one transcription of the paper has 720)",
+        json_schema_extra=_SIDES,
     )
-    height: int = Field(
-        512, ge=16, le=4096, multiple_of=16, description="pixels. Default: ours (one transcription of the paper has 720)"
+    height: _Sides = Field(
+        512, description="pixels. Default: ours (one transcription of the paper has 720)", json_schema_extra=_SIDES
     )
     batch_size: int = Field(8, ge=1, le=65536, description="outputs made at once; changes memory and speed only. Default: ours")
+
+    @property
+    def sizes(self) -> tuple[Size, ...]:
+        """The sizes of which every prompt group has one."""
+        return paired(self.width, self.height)
 
 
 class SurrogateConfig(Section):
@@ -261,7 +301,9 @@ class ObjectiveConfig(Section):
 
 
 class OptimizerConfig(Section):
-    name: Literal["adamw", "adam", "sgd"] = Field("adamw", description="optimiser of the LoRA factors. Default: ours")
+    name: Literal["adamw", "adam", "sgd", "adamw8bit"] = Field(
+        "adamw", description="optimiser of the LoRA factors; adamw8bit is bitsandbytes', installed separately. Default: ours"
+    )
     lr: float = Field(3e-4, gt=0, le=1, description=f"learning rate. {STAGE_1}")
     weight_decay: float = Field(0.0, ge=0, le=1, description="weight decay. Default: ours")
     max_grad_norm: float | None = Field(
@@ -295,6 +337,18 @@ class EvaluationConfig(Section):
     guidance: float = Field(
         1.0, ge=1, le=50, description="classifier-free guidance scale, 1.0 = off. Default: the rollout's own in stage 1"
     )
+    width: _Sides | None = Field(
+        None,
+        description="pixels. The sizes of a list take turns over the held-out prompts; null = the rollout's first size, or the "
+        "one that a prompt names. Default: ours",
+        json_schema_extra=_SIDES_OR_NULL,
+    )
+    height: _Sides | None = Field(None, description="pixels. Default: ours", json_schema_extra=_SIDES_OR_NULL)
+
+    @property
+    def sizes(self) -> tuple[Size, ...]:
+        """The sizes that held-out prompts have in turn; none where it is the rollout that decides."""
+        return () if self.width is None or self.height is None else paired(self.width, self.height)
 
 
 class CheckpointConfig(Section):
@@ -381,6 +435,8 @@ class RunConfig(Section):
     def digest(self) -> str:
         """12 hexadecimal digits that two configurations share when they differ in nothing but the name."""
         data = {key: value for key, value in self.to_dict().items() if key != "name"}
+        for section, later in _LATER.items():
+            data[section] = {key: value for key, value in data[section].items() if (key, value) not in later.items()}
         text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 

@@ -9,6 +9,8 @@ import annotated_types
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from .each import constraints
+
 _NAMES = {int: "an integer", float: "a finite number", bool: "true or false", str: "a string", dict: "a mapping"}
 
 
@@ -70,7 +72,7 @@ def range_text(field: FieldInfo) -> str:
     """`from 2 to 1024`, `> 0, <= 1`; empty where the type says it all."""
     low = high = ""
     parts = []
-    for item in field.metadata:
+    for item in constraints(field):
         if isinstance(item, annotated_types.Ge):
             low = f">= {show(item.ge)}"
         elif isinstance(item, annotated_types.Gt):

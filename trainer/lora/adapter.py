@@ -63,21 +63,37 @@ def resolve_targets(denoiser: nn.Module, targets: str | Sequence[str], family: s
     return found
 
 
-def attach(denoiser: Any, rank: int, alpha: float, targets: str | Sequence[str], seed: int, family: str = "sd3") -> LoraAdapter:
-    """Freezes a diffusers denoiser and adds a trainable LoRA to the target layers.
+def attach(
+    denoiser: Any,
+    rank: int,
+    alpha: float,
+    targets: str | Sequence[str],
+    seed: int,
+    family: str = "sd3",
+    device: torch.device | None = None,
+) -> LoraAdapter:
+    """Freezes a diffusers denoiser and adds a trainable LoRA to the target layers, on `device`, or where their weights are now.
 
     A starts as peft's default (uniform in +-1/sqrt(in)) from a generator of its own for each module, derived from the seed and
     the module's name, and B as 0: the start does not depend on, or move, the global random state. The factors are float32
     whatever the denoiser's dtype (diffusers#6514).
     """
+    names = resolve_targets(denoiser, targets, family)
+    add_factors(denoiser, rank, alpha, names)
+    adapter = LoraAdapter(denoiser, names, rank, float(alpha), seed)
+    if device is not None:
+        adapter.to(device)
+    return adapter
+
+
+def add_factors(denoiser: Any, rank: int, alpha: float, names: Sequence[str]) -> None:
+    """peft's layers around the named ones, and nothing of the rest; what values they start with is left open."""
     from peft import LoraConfig
 
-    names = resolve_targets(denoiser, targets, family)
     # A pattern over whole names: a plain list would be matched by suffix.
     pattern = "|".join(re.escape(name) for name in names)
     with torch.random.fork_rng(devices=[]):
         denoiser.add_adapter(LoraConfig(r=rank, lora_alpha=alpha, target_modules=pattern), adapter_name=ADAPTER)
-    return LoraAdapter(denoiser, names, rank, float(alpha), seed)
 
 
 class LoraAdapter:
@@ -101,6 +117,12 @@ class LoraAdapter:
 
     def parameters(self) -> list[nn.Parameter]:
         return [parameter for _, parameter in self.named_parameters()]
+
+    @torch.no_grad()
+    def to(self, device: torch.device) -> None:
+        """Moves the factors in place (an optimiser keeps working, but its own state stays), the base weights not."""
+        for parameter in self.parameters():
+            parameter.data = parameter.data.to(device)
 
     def snapshot(self) -> LoraFactors:
         """A detached copy of the values in use now."""
@@ -195,6 +217,8 @@ class LoraAdapter:
         weights = [layer.get_base_layer().weight for layer, _, _ in layers]
         if wrong := {weight.dtype for weight in weights} - {torch.float32}:
             raise RuntimeError(f"LoraAdapter.merged needs float32 weights, found {wrong.pop()}")
+        if wrong := {type(weight) for weight in weights} - {nn.Parameter}:
+            raise RuntimeError(f"LoraAdapter.merged needs plain weights, found {wrong.pop().__name__}")
         held = [weight.data for weight in weights]
         try:
             with torch.no_grad(), self.disabled():
@@ -208,10 +232,14 @@ class LoraAdapter:
                 weight.data = value
             torch.clear_autocast_cache()
 
-    def for_sampling(self) -> AbstractContextManager[None]:
-        """Around sampling many pictures: `merged` where that pays, which is on a CPU."""
-        weight = self._layers[self.names[0]].get_base_layer().weight
-        return self.merged() if weight.device.type == "cpu" and weight.dtype == torch.float32 else nullcontext()
+    def for_sampling(self, weights_stay: bool = True) -> AbstractContextManager[None]:
+        """Around sampling many pictures: `merged` where that pays and can be, which is on a CPU.
+
+        weights_stay: whether the base's weights are where they are used all the while.
+        """
+        weights = [layer.get_base_layer().weight for layer in self._layers.values()]
+        fit = all(type(w) is nn.Parameter and w.dtype == torch.float32 and w.device.type == "cpu" for w in weights)
+        return self.merged() if fit and weights_stay else nullcontext()
 
     @contextmanager
     def disabled(self) -> Iterator[None]:

@@ -19,7 +19,7 @@ def describe(
 
     `file_alpha` is the alpha that a reader of the file's keys applies: the rank, where the real one is folded into B.
     """
-    base = family.identity(network)
+    base = family.identity(network, facts.get("prediction"))
     title = facts.get("name") or "V-GRPO LoRA"
     spec = {
         "sai_model_spec": "1.0.1",

@@ -76,7 +76,8 @@ def draw_pairs(
     """Draw J = `pairs` pairs for each of P * `group_size` outputs.
 
     Args:
-        sigmas: [S], the sampler's noise levels without the final 0 (see `sample_timesteps`).
+        sigmas: [S], the sampler's noise levels without the final 0 (see `sample_timesteps`); or [P, S], those of each group,
+            where they depend on the size of its pictures.
         share: "group" (the paper: one draw per prompt group), "batch" (one for all outputs) or "none" (one per output).
         group_keys: P keys, one per prompt group, that name the group inside the iteration on every rank (for example its
             position in the iteration). Equal keys would silently share a draw and are refused.
@@ -92,13 +93,18 @@ def draw_pairs(
     keys = [key if isinstance(key, str) else operator.index(key) for key in group_keys]
     if not keys or len(set(keys)) < len(keys):
         raise ValueError("group_keys must name at least one group, each by a key of its own")
+    grids = sigmas.detach().to("cpu", torch.float32)
+    grids = list(grids) if grids.ndim == 2 else [grids] * len(keys)
+    if len(grids) != len(keys):
+        raise ValueError(f"sigmas has {len(grids)} rows for {len(keys)} groups; one row a group is needed")
     owners = tuple(_owner(share, key, member) for key in keys for member in range(group_size))
-    grid = sigmas.detach().to("cpu", torch.float32)
-    times = {}
-    for owner in dict.fromkeys(owners):
+    places = [place for place in range(len(keys)) for _ in range(group_size)]
+    times: dict[Hashable, Tensor] = {}  # a seed that is shared by groups draws the same place in each one's grid
+    for owner, place in dict.fromkeys(zip(owners, places, strict=True)):
         generator = torch.Generator().manual_seed(derive_seed(run_seed, "pair-time", iteration, *owner))
-        times[owner] = sample_timesteps(grid, pairs, generator, stratified)
-    return PairDraw(t=torch.stack([times[owner] for owner in owners]), run_seed=run_seed, iteration=iteration, owners=owners)
+        times[owner, place] = sample_timesteps(grids[place], pairs, generator, stratified)
+    levels = torch.stack([times[each] for each in zip(owners, places, strict=True)])
+    return PairDraw(t=levels, run_seed=run_seed, iteration=iteration, owners=owners)
 
 
 def _owner(share: str, key: GroupKey, member: int) -> tuple[GroupKey, ...]:

@@ -8,6 +8,8 @@ from typing import Protocol
 
 import torch
 
+from ..memory import PhaseBatches
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -23,6 +25,10 @@ class Sampling:
     height: int
     batch_size: int
     shift: float | None = None
+
+    def at(self, size: tuple[int, int]) -> Sampling:
+        """The same at another (width, height)."""
+        return replace(self, width=size[0], height=size[1])
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,10 @@ class Policy(Protocol):
     """The frozen network that the LoRA is attached to."""
     title: str
     """The base's name for people and for LoRA metadata."""
+    batches: PhaseBatches
+    """How much each phase does at once, where memory was too short for what was asked."""
+    weights_stay: bool
+    """Whether the base's weights are always where they are used, so that they may be changed for a while."""
 
     def encode(self, prompts: Sequence[str], negative: str = "") -> Conditioning:
         """Conditioning of each prompt, and of the one that guidance leads away from, on the CPU.
@@ -79,6 +89,9 @@ class Policy(Protocol):
         """Raises UserError naming `key` (a section) where this base can't sample so: a size (then with the nearest that
         fits), or a negative prompt where guidance is no second pass.
         """
+
+    def check_size(self, width: int, height: int, where: str) -> None:
+        """The same for a size alone; `where` begins the text of the UserError."""
 
     def passes(self, guidance: float) -> int:
         """Network evaluations that one guided prediction takes: 2 where a second one sees the negative prompt, else 1."""
@@ -116,4 +129,4 @@ class Policy(Protocol):
         """Pictures uint8[B, H, W, 3] on the CPU: one rounding, shared by scoring and saving."""
 
     def to(self, device: torch.device) -> None:
-        """Move the weights that stay resident (a paused run gives the accelerator back)."""
+        """Move the weights off the run's device, or back to it (a paused run gives the accelerator back)."""

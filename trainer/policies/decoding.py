@@ -6,7 +6,10 @@ from typing import Any
 
 import torch
 
+from ..memory import MemoryShortage, PhaseBatches
+
 DECODE_PIXELS = 4 * 2**20  # pictures decoded at a time hold at most this many pixels
+TILE = 512  # pixels, a side of a tile
 
 
 def prepare_decoder(vae: Any, wanted: torch.dtype) -> None:
@@ -34,15 +37,49 @@ def raw_latents(vae: Any, latents: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def decode_pictures(vae: Any, raw: torch.Tensor, scale: int, device: torch.device) -> torch.Tensor:
-    """uint8 [B, H, W, 3] on the CPU from latents [B, C, h, w] as the decoder takes them, each `scale` pixels wide."""
-    pixels = raw.shape[-1] * raw.shape[-2] * scale**2
-    parts = []
-    for chunk in raw.split(max(1, DECODE_PIXELS // pixels)):
-        chunk = chunk.to(device, vae.dtype)
-        if _takes_frames(vae):
-            picture = vae.decode(chunk[:, :, None], return_dict=False)[0][:, :, 0].float()
-        else:
-            picture = vae.decode(chunk.contiguous(memory_format=torch.channels_last), return_dict=False)[0].float()
-        parts.append(((picture / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8).permute(0, 2, 3, 1).cpu())
-    return torch.cat(parts).contiguous()
+def decode_pictures(
+    vae: Any, raw: torch.Tensor, scale: int, device: torch.device, batches: PhaseBatches, tiling: str = "auto"
+) -> torch.Tensor:
+    """uint8 [B, H, W, 3] on the CPU from latents [B, C, h, w] as the decoder takes them, each `scale` pixels wide.
+
+    `tiling`: "on" decodes overlapping tiles one after the other, which takes less memory and changes pixels by a little; "auto"
+    does so for pictures beyond DECODE_PIXELS, and where a single whole one does not fit into memory; "off" never.
+    """
+    height, width = (side * scale for side in raw.shape[-2:])
+    phase = f"decoding {width} x {height}"
+    tiled = tiling == "on" or (tiling == "auto" and (height * width > DECODE_PIXELS or batches.gave_up(phase)))
+    while True:
+        _set_tiles(vae, scale if tiled else None)
+        try:
+            parts = batches.over(
+                phase + " in tiles" * tiled,
+                max(1, DECODE_PIXELS // (height * width)),
+                len(raw),
+                lambda here: _decode(vae, raw[here].to(device, vae.dtype)),
+            )
+            return torch.cat(parts).contiguous()
+        except MemoryShortage:
+            if tiled or tiling != "auto":
+                raise
+        batches.give_up(phase, "in tiles")
+        tiled = True
+
+
+def _decode(vae: Any, raw: torch.Tensor) -> torch.Tensor:
+    if _takes_frames(vae):
+        picture = vae.decode(raw[:, :, None], return_dict=False)[0][:, :, 0].float()
+    else:
+        picture = vae.decode(raw.contiguous(memory_format=torch.channels_last), return_dict=False)[0].float()
+    return ((picture / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8).permute(0, 2, 3, 1).cpu()
+
+
+def _set_tiles(vae: Any, scale: int | None) -> None:
+    """Tiles of TILE pixels, as latents are `scale` pixels wide; None: whole pictures."""
+    if scale is None:
+        if getattr(vae, "use_tiling", False):
+            vae.disable_tiling()
+    elif _takes_frames(vae):
+        vae.enable_tiling(TILE, TILE, TILE * 3 // 4, TILE * 3 // 4)
+    else:  # its own tiles would be as large as the pictures that it was trained on
+        vae.enable_tiling()
+        vae.tile_sample_min_size, vae.tile_latent_min_size = TILE, TILE // scale

@@ -13,11 +13,15 @@ from typing import Any, ClassVar
 import torch
 
 from ..errors import UserError
+from ..memory import PhaseBatches
 from .base import Conditioning, Sampling
 from .conditioning_cache import ConditioningCache, default_folder, fingerprint
 from .decoding import decode_pictures, prepare_decoder, raw_latents
 from .files import CheckpointFile
 from .folders import Folder
+from .placement import Placement, place_encoders
+from .quantization import quantise
+from .resources import Resources, attention_while_sampling, choose_attention, compile_blocks
 
 Rows = dict[str, torch.Tensor]
 """Encoded prompts as the network takes them: tensors [B, ...] on its device, in its dtype."""
@@ -57,19 +61,24 @@ class PipelinePolicy(ABC):
         parts: str | None = None,
         files: Mapping[str, str] | None = None,
         tokenizers: str | None = None,
+        resources: Resources | None = None,
+        source: Folder | CheckpointFile | None = None,
     ) -> None:
         """Load the base without its text encoders. Raises UserError if it is not of this family or can't be read.
 
         model: a diffusers folder, a hub id, or a file; `parts`, `files` and `tokenizers` complete a file (see `files.py`).
-        `vae_dtype` None is `dtype`. `unused`: encoders and tokenizers to do without.
+        `vae_dtype` None is `dtype`. `unused`: encoders and tokenizers to do without. `resources`: what is done to save memory
+        and time; None = nothing. `source`: what loads the parts, where that is known already.
         """
-        self._source: Folder | CheckpointFile = (
+        resources = resources or Resources()
+        self._source: Folder | CheckpointFile = source or (
             CheckpointFile(Path(model), self.family, parts, files, tokenizers)
             if Path(model).is_file()
             else Folder(str(model), self.family)
         )
         self.title = self._source.title
         self.device, self.dtype, self._checkpointing = device, dtype, gradient_checkpointing
+        self.batches = PhaseBatches()
         self._cache_folder = cache or default_folder()
         index = self._source.index((*unused, *self.NOT_LOADED))
         self._unused = {*unused, *(name for name in (*self.ENCODERS, *self.TOKENIZERS) if index.get(name, [None])[0] is None)}
@@ -81,7 +90,17 @@ class PipelinePolicy(ABC):
             self.denoiser.enable_gradient_checkpointing()
         self._cache: ConditioningCache | None = None
         self.prepare(index)
-        self.to(device)
+        if resources.quantization != "none":
+            quantise(self.denoiser, resources.quantization, dtype, device)
+        self._resources = resources
+        if resources.attention != "auto":
+            choose_attention(self.denoiser, resources.attention)
+        if resources.compile:
+            compile_blocks(self.denoiser)
+        self.weights_stay = resources.offload == "none"
+        if not self.weights_stay:
+            self._pipe = _running_on(self._pipe, device)
+        self._placement = Placement(self.denoiser, self._pipe.vae, device, resources.offload)
 
     # What a family says
 
@@ -138,8 +157,15 @@ class PipelinePolicy(ABC):
     # The protocol
 
     def to(self, device: torch.device) -> None:
-        self.denoiser.to(device)
-        self._pipe.vae.to(device)
+        self._placement.to(device)
+
+    def _need(self, part: str | None) -> None:
+        """Before a phase: the part that it computes with is on the device."""
+        self._fit(f"loading the {part}", lambda: self._placement.need(part))
+
+    def _fit(self, phase: str, work: Callable[[], None]) -> None:
+        """Something without a batch that memory may be too short for."""
+        self.batches.attempt(phase, 1, lambda _: work())
 
     @property
     def size_step(self) -> int:
@@ -174,6 +200,7 @@ class PipelinePolicy(ABC):
     @torch.no_grad()
     def encode(self, prompts: Sequence[str], negative: str = "") -> Conditioning:
         texts = [negative, *prompts]
+        self._need(None)
         if self._cache is None:  # the encoders' content names the cache, so they are read once in any case
             pipe = self._encoders()
             modules, tokenizers = (
@@ -198,17 +225,16 @@ class PipelinePolicy(ABC):
         """A pipeline with the text encoders, which leave memory with it."""
         left_out = dict.fromkeys(sorted(self._unused))
         pipe = self._source.load(self.dtype, **{self.DENOISER: self.denoiser}, vae=None, **left_out, **self.NOT_LOADED)
-        for name in self.ENCODERS:
-            if getattr(pipe, name) is not None:
-                getattr(pipe, name).to(self.device)
+        encoders = [part for part in (getattr(pipe, name) for name in self.ENCODERS) if part is not None]
+        self._fit("loading the text encoders", lambda: place_encoders(encoders, self.device, self._resources.offload))
         return pipe
 
     def _encode(self, pipe: Any, prompts: list[str]) -> list[Rows]:
-        rows = []
-        for start in range(0, len(prompts), ENCODED_AT_ONCE):
-            part = self.encode_prompts(pipe, prompts[start : start + ENCODED_AT_ONCE])
-            rows += [{key: value.cpu() for key, value in row.items()} for row in part]
-        return rows
+        def encoded(here: slice) -> list[Rows]:
+            return [{key: value.cpu() for key, value in row.items()} for row in self.encode_prompts(pipe, prompts[here])]
+
+        parts = self.batches.over("encoding prompts", ENCODED_AT_ONCE, len(prompts), encoded)
+        return [row for part in parts for row in part]
 
     def passes(self, guidance: float) -> int:
         return 2 if guidance > 1 and self.guidance_kind() is Guidance.TWO_PASSES else 1
@@ -222,18 +248,18 @@ class PipelinePolicy(ABC):
     ) -> torch.Tensor:
         if len(conditioning) != len(seeds):
             raise ValueError(f"{len(conditioning)} conditionings for {len(seeds)} seeds")
+        self._need("denoiser")
         self._pipe.scheduler = self.scheduler(sampling)
         height, width = self._latent_size(sampling)
-        parts = []
-        for start in range(0, len(seeds), sampling.batch_size):
-            part = seeds[start : start + sampling.batch_size]
+        passes = self.passes(sampling.guidance)
+
+        def made(here: slice) -> torch.Tensor:
+            part = seeds[here]
             # CPU generators: the noise is the same on every device and for every batch split.
             shape = (self.latent_channels, height, width)
             noise = torch.stack([torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in part])
-            rows = conditioning.rows(range(start, start + len(part)))
-            negative = None
-            if self.passes(sampling.guidance) == 2:
-                negative = rows.gather_unconditional(self.device, self.dtype)
+            rows = conditioning.rows(range(here.start, here.stop))
+            negative = rows.gather_unconditional(self.device, self.dtype) if passes == 2 else None
             held: list[torch.Tensor] = []
             self._pipe(
                 **self.call_arguments(rows.gather(self.device, self.dtype), negative, sampling),
@@ -244,8 +270,12 @@ class PipelinePolicy(ABC):
                 output_type="latent",
                 callback_on_step_end=_hook(on_step, held),
             )
-            parts.append(self.unpack(held[0].float(), height, width))
-        return torch.cat(parts)
+            return self.unpack(held[0].float(), height, width)
+
+        # What fits depends on these, so an evaluation with guidance does not make the rollout's batches smaller.
+        phase = f"sampling {sampling.width} x {sampling.height}" + (" with guidance" if passes == 2 else "")
+        with attention_while_sampling(self._resources.attention):
+            return torch.cat(self.batches.over(phase, sampling.batch_size, len(seeds), made))
 
     @property
     def latent_channels(self) -> int:
@@ -263,6 +293,7 @@ class PipelinePolicy(ABC):
     def predict_clean(
         self, z_t: torch.Tensor, t: torch.Tensor, conditioning: Conditioning, guidance: float = 1.0
     ) -> torch.Tensor:
+        self._need("denoiser")
         output = self.output(z_t, t, conditioning.gather(self.device, self.dtype), guidance)
         if self.passes(guidance) == 2:
             negative = self.output(z_t, t, conditioning.gather_unconditional(self.device, self.dtype), guidance)
@@ -270,7 +301,18 @@ class PipelinePolicy(ABC):
         return self.clean(z_t.float(), t.float(), output.float())
 
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
-        return decode_pictures(self._pipe.vae, self.raw_latents(latents), self._pipe.vae_scale_factor, self.device)
+        self._need("decoder")
+        raw = self.raw_latents(latents)
+        return decode_pictures(
+            self._pipe.vae, raw, self._pipe.vae_scale_factor, self.device, self.batches, self._resources.vae_tiling
+        )
+
+
+def _running_on(pipe: Any, device: torch.device) -> Any:
+    """The pipeline, which makes its tensors on `device`; diffusers asks one of its parts, which may be resting elsewhere."""
+    kind = type(pipe)
+    pipe.__class__ = type(kind.__name__, (kind,), {"_execution_device": device})
+    return pipe
 
 
 def pooled_arguments(rows: Rows, negative: Rows | None, sampling: Sampling) -> dict[str, Any]:

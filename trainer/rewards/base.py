@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
+
+from ..extras import installed
 
 if TYPE_CHECKING:
     import torch
@@ -58,7 +59,7 @@ class Reward(ABC):
 
     def missing(self) -> str | None:
         """One line: which package or file is not there, and what to do; None if it can be loaded. Loads and fetches nothing."""
-        if lacking := [name for module, name in self.packages.items() if not _installed(module)]:
+        if lacking := [name for module, name in self.packages.items() if not installed(module)]:
             those = " ".join(lacking)
             return f"needs {those}, which {_is(lacking)} not installed; install with: {sys.executable} -m pip install {those}"
         if not (needed := self.weights()):
@@ -87,6 +88,10 @@ class Reward(ABC):
         """What the newest `score` went through, such as a server's `retries`; summed and logged, never trained on."""
         return {}
 
+    def news(self) -> list[str]:
+        """What a user should know of the newest `score` though it went well: a batch that was made smaller. Told once."""
+        return []
+
     def trouble(self) -> str | None:
         """Why the newest `score` left pictures without a score, if `problem` can't tell: a server that did not answer."""
         return None
@@ -94,13 +99,6 @@ class Reward(ABC):
     def problem(self, prompt: str, metadata: Mapping[str, Any]) -> str | None:
         """Why no picture of this prompt could ever be scored, or None; known without a picture, so also before a run."""
         return None
-
-
-def _installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):  # half removed, or replaced by something without a spec
-        return False
 
 
 def _is(things: Sequence[str]) -> str:

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field
 from ..config.fields import absolute, looks_like_path
 from ..device import KINDS, choose_device
 from ..errors import UserError
+from ..memory import PhaseBatches, is_out_of_memory
 from .base import Reward, RewardOptions
 from .residency import short_of_memory
 
@@ -73,6 +74,8 @@ class LearnedReward(Reward):
         self._module: torch.nn.Module | None = None
         self._device: torch.device | None = None
         self._dtype: torch.dtype | None = None
+        self._news: list[str] = []
+        self._batches = PhaseBatches(self._news.append, "set its device to cpu, or policy.offload to model")
 
     @abstractmethod
     def build(self) -> torch.nn.Module:
@@ -106,6 +109,11 @@ class LearnedReward(Reward):
         self._module.to("cpu")
         return True
 
+    def news(self) -> list[str]:
+        said = [*self._news]
+        self._news.clear()
+        return said
+
     def bytes(self) -> int:
         """What it takes on its device; 0 before it is loaded."""
         if self._module is None:
@@ -127,29 +135,22 @@ class LearnedReward(Reward):
         return nullcontext() if self._dtype == torch.float32 else torch.autocast(self._device.type, self._dtype)
 
     def in_batches(self, count: int, run: Callable[[slice], torch.Tensor]) -> torch.Tensor:
-        """`run` on parts of `count` pictures, joined as float32 on the CPU; out of memory halves the part, down to one."""
+        """`run` on parts of `count` pictures, joined as float32 on the CPU; out of memory halves the part for good.
+
+        Raises MemoryShortage where one picture does not fit.
+        """
         import torch
 
-        size, done, parts = self.options.batch_size, 0, []
-        while done < count:
-            try:
-                parts.append(run(slice(done, done + size)).float().cpu())
-            except torch.OutOfMemoryError:
-                if size == 1:
-                    raise
-                size = (size + 1) // 2
-                torch.cuda.empty_cache()
-                continue
-            done += size
+        parts = self._batches.over("scoring", self.options.batch_size, count, lambda part: run(part).float().cpu())
         return torch.cat(parts)
 
     def _return(self) -> None:
-        import torch
-
         try:
             self.cast(self._module, self._dtype)
             self._module.to(self._device)
-        except torch.OutOfMemoryError as error:
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
             self._module.to("cpu")
             raise UserError(
                 f"{self.name} does not fit on {self._device}: it takes {self.bytes() / 1e9:.1f} GB; set its device to cpu"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from ..memory import release_cached
 from .base import Reward
 
 if TYPE_CHECKING:
@@ -39,8 +40,5 @@ def park(rewards: Iterable[Reward]) -> list[str]:
 
 def _emptied(parked: list[str]) -> list[str]:
     if parked:
-        import torch
-
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        release_cached()
     return parked

@@ -105,6 +105,7 @@ def score_rewards(
             continue
         finally:
             _add_counts(table, name, reward)
+            table.notes.extend((name, text) for text in reward.news())
         table.scores[name] = scores
         if bool(scores.isnan().any()):
             table.reasons[name] = _reason(reward, scores, prompts, metadata)

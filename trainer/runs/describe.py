@@ -17,7 +17,7 @@ from .events import EventReader
 from .follow import Kept
 from .launch import CLI
 from .layout import EVALUATION_FOLDER, RunDir
-from .outline import outline
+from .outline import UNKNOWN, outline
 from .state import FAILED, LOST, STOPPED, RunState, state_or_lost
 
 RESUMABLE = (STOPPED, FAILED, LOST)
@@ -26,13 +26,18 @@ REPORTS = ("curve.png", "before-after.png")
 
 
 def summary(run: RunDir) -> dict[str, Any]:
-    """One run in the list: its state, `seq`, the number of its newest event, and what its card shows."""
-    return _entry(run, state_or_lost(run))
+    """One run in the list: its state, `seq`, the number of its newest event, and what its card shows.
+
+    A run whose files can't be read says so in its message, and takes no other one away."""
+    state = state_or_lost(run)
+    try:
+        return _entry(run, state)
+    except OSError as error:
+        reason = f"its files cannot be read: {one_line(error)}"
+        return {**_heading(run, state), "message": "; ".join(filter(None, (state.message, reason))), "seq": 0, **UNKNOWN}
 
 
-def _entry(run: RunDir, state: RunState) -> dict[str, Any]:
-    found = outline(run)
-    last = found.curve().last_seq
+def _heading(run: RunDir, state: RunState) -> dict[str, Any]:
     return {
         "id": run.id,
         "name": state.name,
@@ -45,10 +50,15 @@ def _entry(run: RunDir, state: RunState) -> dict[str, Any]:
         "started": state.started,
         "updated": state.updated,
         "heartbeat": state.heartbeat,
-        "seq": EventReader(run.events_file).last_seq() if last is None else last,
         "actions": allowed(state),
-        **found.fields(state),
     }
+
+
+def _entry(run: RunDir, state: RunState) -> dict[str, Any]:
+    found = outline(run)
+    last = found.curve().last_seq
+    seq = EventReader(run.events_file).last_seq() if last is None else last
+    return {**_heading(run, state), "seq": seq, **found.fields(state)}
 
 
 def description(run: RunDir) -> dict[str, Any]:
@@ -101,17 +111,21 @@ def configuration(run: RunDir) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"the configuration of '{run.id}' cannot be read: {one_line(error)}") from error
     mine = config.to_dict()
+    # What a preset leaves open is the run's own, and no difference. Of prompts only their number is checked, so texts will do.
+    open_parts = {
+        "rewards": mine["rewards"],
+        "prompts": {part: [prompt.text for prompt in getattr(config.prompts, part)] for part in mine["prompts"]},
+    }
     best: tuple[str | None, list[dict[str, Any]]] = (None, [])
     for name in preset_names():
-        # What a preset leaves open is the run's own, and no difference.
         given = load_preset(name)
-        filled = {"rewards": mine["rewards"], "prompts": mine["prompts"], **given}
         try:
-            preset = load_config(filled, check_files=False)
+            preset = load_config({**open_parts, **given}, check_files=False)
         except UserError:
             continue
         theirs = preset.to_dict()
-        keys = [key for key in config.diff_from(preset) if key != "name"]
+        same = {"name", *(part for part in open_parts if part not in given)}
+        keys = [key for key in config.diff_from(preset) if key.split(".")[0] not in same]
         rows = [{"key": key, "value": _short(_at(mine, key)), "preset": _short(_at(theirs, key))} for key in keys]
         if best[0] is None or len(rows) < len(best[1]):
             best = (name, rows)

@@ -23,6 +23,8 @@ from .atomic import write_json
 from .layout import RunDir
 from .processes import process_alive, process_start_time
 
+WAITING = "waiting for "  # so begins the message of a run in line,
+LOADING = "loading"  # and this is the whole message of one whose turn has come
 _TICKET = re.compile(r"(\d{20})-(\d+)\.json")
 # A device's number counts from what the process may see; the lock is for the device behind it.
 _VISIBLE = {"cuda": ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"), "xpu": ("ZE_AFFINITY_MASK",)}
@@ -87,9 +89,9 @@ class Place:
         """Whom this run waits for, for people."""
         before = self.before()
         if not before:
-            return f"waiting for another trainer on {self.device}"
+            return f"{WAITING}another trainer on {self.device}"
         more = f" and {len(before) - 1} more" if len(before) > 1 else ""
-        return f"waiting for {before[0].run_id}{more} on {self.device}"
+        return f"{WAITING}{before[0].run_id}{more} on {self.device}"
 
     def leave(self) -> None:
         self._ticket.unlink(missing_ok=True)

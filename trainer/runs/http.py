@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +20,7 @@ from .control import ACTIONS
 from .describe import PICTURE, REPORTS, configuration, description, evaluation, headless_command, summary, workflow
 from .event_index import event_index
 from .events import EVENT_TYPES, EventReader
-from .launch import log_tail
+from .launch import DEVICE, DEVICE_WORDS, log_tail
 from .layout import EVALUATION_FOLDER, RunDir, RunNotFound, find_run, list_runs, valid_run_id
 from .page import add_assets, is_local
 from .series import MAX_POINTS, run_series
@@ -209,8 +208,8 @@ def _control(actions: Actions, run: RunDir, body: dict[str, Any]) -> dict[str, A
 
 def _resume(actions: Actions, run: RunDir, body: dict[str, Any]) -> dict[str, Any]:
     device = body.get("device", "auto")
-    if not isinstance(device, str) or not re.fullmatch(r"auto|cpu|mps|(cuda|xpu)(:\d{1,3})?", device):
-        raise Refused(400, f"device is {str(device)[:40]!r}; allowed: auto, cpu, mps, cuda, xpu, cuda:N, xpu:N")
+    if not isinstance(device, str) or not DEVICE.fullmatch(device):
+        raise Refused(400, f"device is {str(device)[:40]!r}; allowed: {DEVICE_WORDS}")
     actions.resume(run, device)
     return {"run": run.id, "status": state_or_lost(run).status}
 

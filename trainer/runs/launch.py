@@ -24,6 +24,9 @@ CLI = PACK / "trainer" / "cli.py"
 # Windows' own numbers, which `subprocess` defines only there.
 _NEW_PROCESS_GROUP, _NO_WINDOW, _BREAKAWAY = 0x200, 0x8000000, 0x1000000
 _TAIL_BYTES = 64 * 1024
+# What a trainer takes as its device.
+DEVICE = re.compile(r"auto|cpu|mps|(?:cuda|xpu)(?::[0-9]{1,3})?")
+DEVICE_WORDS = "auto, cpu, mps, cuda, xpu, cuda:N or xpu:N"
 
 
 class Child:

@@ -103,9 +103,13 @@ def valid_run_id(run_id: object) -> bool:
 
 def new_run_id(name: str, now: datetime | None = None) -> str:
     """A fresh id: the configuration's name in ASCII, local date and time, four random hexadecimal digits."""
+    return f"{slug(name)}-{now or datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+
+
+def slug(name: str, most: int = _MAX_SLUG) -> str:
+    """A name as a part of a run id: a-z, 0-9 and single `-`, at most `most` characters; `run` if nothing is left."""
     ascii_name = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
-    slug = re.sub(r"[^a-z0-9]+", "-", ascii_name).strip("-")[:_MAX_SLUG].strip("-") or "run"
-    return f"{slug}-{now or datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+    return re.sub(r"[^a-z0-9]+", "-", ascii_name).strip("-")[:most].strip("-") or "run"
 
 
 def create_run(root: Path | str, run_id: str) -> RunDir:

@@ -37,6 +37,16 @@ _RESUMED = re.compile(rb'"type": "resumed", "iteration": (\d{1,15})')
 _MODEL = re.compile(r"^policy:[^\n]*\n(?:[ ]+[^\n]*\n)*?[ ]+model: *([^\n]+)$", re.MULTILINE)
 _FIRST_PICTURE = re.compile(r"p0{3,6}-s\d{1,6}\.png")
 
+# What a card shows of a run whose files can't be read.
+UNKNOWN: dict[str, Any] = {
+    "base": None,
+    "reward": {"first": None, "last": None},
+    "spark": [],
+    "eta_s": None,
+    "thumbnail": None,
+    "origin": None,
+}
+
 
 @dataclass
 class Curve:

@@ -91,8 +91,10 @@ class Family:
         """Original name -> diffusers modules, for every block that the network has; some parts may be absent."""
         raise NotImplementedError
 
-    def identity(self, network: Network) -> Identity:
-        """The base's names in metadata; a family of several sizes tells them apart by the network."""
+    def identity(self, network: Network, prediction: str | None = None) -> Identity:
+        """The base's names in metadata; a family of several models tells them apart by the network, or by what it predicts
+        ("epsilon", "v_prediction"; None: unknown).
+        """
         raise NotImplementedError
 
     def refusal(self, network: Network) -> str | None:

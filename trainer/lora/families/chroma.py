@@ -21,5 +21,5 @@ class Chroma(Flux):
         out |= expand(network, f"{_GUIDANCE}.layers", f"{_GUIDANCE}.layers", _GUIDANCE_LAYER)
         return out
 
-    def identity(self, network: Network) -> Identity:
+    def identity(self, network: Network, prediction: str | None = None) -> Identity:
         return Identity("chroma", "https://huggingface.co/lodestones/Chroma", "1024x1024", "chroma", "networks.lora_flux")

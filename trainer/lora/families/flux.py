@@ -57,6 +57,6 @@ class Flux(Family):
         out |= expand(network, "single_blocks", "single_transformer_blocks", _SINGLE)
         return out
 
-    def identity(self, network: Network) -> Identity:
+    def identity(self, network: Network, prediction: str | None = None) -> Identity:
         code = "https://github.com/black-forest-labs/flux"
         return Identity("flux-1-dev", code, "1024x1024", "flux1", "networks.lora_flux")

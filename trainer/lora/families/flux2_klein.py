@@ -51,7 +51,7 @@ class Flux2Klein(Family):
         out |= expand(network, "single_blocks", "single_transformer_blocks", _SINGLE)
         return out
 
-    def identity(self, network: Network) -> Identity:
+    def identity(self, network: Network, prediction: str | None = None) -> Identity:
         size = "9b" if network.get("x_embedder", (0, 0))[1] >= _WIDTH_9B else "4b"
         code = "https://github.com/black-forest-labs/flux2"
         return Identity(f"Flux.2-klein-{size}", code, "1024x1024", f"flux_2_klein_{size}", "networks.lora_flux_2")

@@ -18,6 +18,6 @@ class QwenImage(Family):
     def candidates(self, network: Network) -> dict[str, NativeModule]:
         return {name: NativeModule((name,)) for name in network}
 
-    def identity(self, network: Network) -> Identity:
+    def identity(self, network: Network, prediction: str | None = None) -> Identity:
         code = "https://github.com/QwenLM/Qwen-Image"
         return Identity("Qwen-Image", code, "1328x1328", "qwen_image", "networks.lora_qwen_image")

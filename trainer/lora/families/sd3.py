@@ -24,6 +24,7 @@ _BLOCK = {
     "context_block.mlp.fc2": ("ff_context.net.2",),
     "context_block.adaLN_modulation.1": ("norm1_context.linear",),
 }
+_DEPTH_LARGE = 38  # blocks of SD 3.5 large; SD 3 and 3.5 medium have 24
 _TOP = {
     "x_embedder.proj": "pos_embed.proj",
     "context_embedder": "context_embedder",
@@ -55,8 +56,16 @@ class SD3(Family):
             out[last] = NativeModule(out[last].parts, swap_halves=True)
         return out
 
-    def identity(self, network: Network) -> Identity:
-        return Identity("stable-diffusion-3", "diffusers", "1024x1024", "sd3", "networks.lora_sd3")
+    def identity(self, network: Network, prediction: str | None = None) -> Identity:
+        """sd-scripts (`library/sd3_utils.py`, analyze_state_dict_state) has three models, and writes their names alone as
+        `ss_base_model_version` (`sd3_train_network.py`). It tells large from 3 medium by the norm of queries and keys, which is
+        no Linear; the depth tells them apart as well.
+        """
+        if any(".attn2." in name for name in network):
+            model = "5-medium"
+        else:
+            model = "5-large" if len(blocks(network, "transformer_blocks")) >= _DEPTH_LARGE else "medium"
+        return Identity(f"stable-diffusion-3-{model}", "diffusers", "1024x1024", model, "networks.lora_sd3")
 
     def refusal(self, network: Network) -> str | None:
         """ComfyUI reads the number of blocks off the width: hidden size = 64 * depth."""

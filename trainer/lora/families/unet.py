@@ -61,11 +61,14 @@ class SD15(UNet):
     # sd-scripts trains Stable Diffusion 1.x on diffusers' UNet, and SDXL on the original one.
     kohya = UNet.comfyui
 
-    def identity(self, network: Network) -> Identity:
+    def identity(self, network: Network, prediction: str | None = None) -> Identity:
+        """As sd-scripts names them: `library/sai_model_spec.py`, and get_model_version_str_for_sd1_sd2 in `model_util.py`."""
         contexts = {shape[0] for name, shape in network.items() if name.endswith("attn2.to_k")}
+        v = "_v" if prediction == "v_prediction" else ""
         if contexts == {_CONTEXT_V2}:
-            return Identity("stable-diffusion-v2-512", "diffusers", "512x512", "sd_v2", "networks.lora")
-        return Identity("stable-diffusion-v1", "diffusers", "512x512", "sd_v1", "networks.lora")
+            architecture, size = ("stable-diffusion-v2-768-v", "768x768") if v else ("stable-diffusion-v2-512", "512x512")
+            return Identity(architecture, "diffusers", size, f"sd_v2{v}", "networks.lora")
+        return Identity("stable-diffusion-v1", "diffusers", "512x512", f"sd_v1{v}", "networks.lora")
 
 
 class SDXL(UNet):
@@ -73,7 +76,7 @@ class SDXL(UNet):
     label = "SDXL"
     kohya = KOHYA
 
-    def identity(self, network: Network) -> Identity:
+    def identity(self, network: Network, prediction: str | None = None) -> Identity:
         code = "https://github.com/Stability-AI/generative-models"
         return Identity("stable-diffusion-xl-v1-base", code, "1024x1024", "sdxl_base_v1-0", "networks.lora")
 

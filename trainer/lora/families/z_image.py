@@ -42,6 +42,6 @@ class ZImage(Family):
             out |= expand(network, stack, stack, _BLOCK)
         return out
 
-    def identity(self, network: Network) -> Identity:
+    def identity(self, network: Network, prediction: str | None = None) -> Identity:
         code = "https://github.com/Tongyi-MAI/Z-Image"
         return Identity("Z-Image", code, "1024x1024", "z_image", "networks.lora_zimage")

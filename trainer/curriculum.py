@@ -1,0 +1,139 @@
+"""A curriculum: runs one after another, each continuing from the LoRA of the one before. Imports no torch.
+
+What is done lies in the stages' run directories and nowhere else, so the same command goes on where it was stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import runs
+from .config import RunConfig, load_config
+from .config.fields import absolute
+from .config.load import merge, read_yaml
+from .config.table import show
+from .errors import UserError, one_line
+from .runs import RunDir
+from .runs.layout import slug
+from .runs.state import state_or_lost
+
+KEYS = ("name", "common", "stages")
+_MAX_TITLE = 80  # of a run's name
+_MAX_NAME = 20  # of the curriculum and of a stage in a run id, which has 64 characters
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One run of a curriculum. `config` has no LoRA to continue from yet, except the first stage's own."""
+
+    number: int  # from 1
+    run_id: str
+    config: RunConfig
+
+
+@dataclass(frozen=True)
+class Curriculum:
+    name: str
+    stages: tuple[Stage, ...]
+
+
+def load_curriculum(path: str | Path) -> Curriculum:
+    """Every stage's checked configuration. The file: `name`, `common` (keys of every stage), `stages` (a list of what each
+    stage has besides; `name` there names the stage). Relative paths count from the file's folder.
+
+    Raises UserError, one line: the file, the stage, and what is wrong there.
+    """
+    path = Path(absolute(str(path)))
+    data = read_yaml(path)
+    if not isinstance(data, dict) or not isinstance(data.get("stages"), list) or not data["stages"]:
+        raise UserError(
+            f"{path}: a curriculum is a mapping with a list 'stages' of configurations; allowed keys: {', '.join(KEYS)}"
+        )
+    if unknown := [key for key in data if key not in KEYS]:
+        raise UserError(f"{path}: unknown key {show(unknown[0])}; allowed: {', '.join(KEYS)}")
+    name = data.get("name", path.stem)
+    if not isinstance(name, str) or not name.strip():
+        raise UserError(f"{path}: name = {show(name)}; allowed: a text")
+    common = data.get("common") or {}
+    if not isinstance(common, dict):
+        raise UserError(f"{path}: common = {show(common)}; allowed: a mapping of keys that every stage has")
+    stages = [_stage(path, name, number, common, given) for number, given in enumerate(data["stages"], 1)]
+    for stage in stages[1:]:
+        _check_base(path, stages[0], stage)
+    return Curriculum(name, tuple(stages))
+
+
+def _stage(path: Path, curriculum: str, number: int, common: Mapping[str, Any], given: Any) -> Stage:
+    where = f"{path}: stage {number}"
+    if not isinstance(given, dict):
+        raise UserError(f"{where} = {show(given)}; allowed: a mapping of keys such as preset, prompts, rewards")
+    word = given.get("name", "")
+    if not isinstance(word, str):
+        raise UserError(f"{where}: name = {show(word)}; allowed: a text")
+    title = f"{curriculum} {number} {word}".strip()[:_MAX_TITLE]
+    try:
+        config = load_config({**merge(common, given), "name": title}, folder=path.parent)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error
+    if number > 1 and config.policy.lora.init:
+        raise UserError(f"{where}: policy.lora.init is set; a later stage continues from the stage before it, leave it out")
+    words = [slug(curriculum, _MAX_NAME), str(number), *([slug(word, _MAX_NAME)] if word else [])]
+    return Stage(number, "-".join(words), config)
+
+
+def _check_base(path: Path, first: Stage, stage: Stage) -> None:
+    for key in ("family", "model"):
+        ours, theirs = getattr(stage.config.policy, key), getattr(first.config.policy, key)
+        if ours != theirs:
+            raise UserError(
+                f"{path}: stage {stage.number}: policy.{key} = {show(ours)}, but stage 1 has {show(theirs)}; a LoRA belongs to "
+                "one base: set it once, under common"
+            )
+
+
+def finished_lora(run: RunDir) -> Path:
+    """The LoRA file of a finished run. Raises UserError if the run is not finished, or its file is gone."""
+    status = state_or_lost(run).status
+    if status != runs.FINISHED:
+        raise UserError(
+            f"the run {run.id} is {status}, so it has no LoRA to continue from yet; finish it with: resume {run.path}"
+        )
+    path = run.lora_dir / f"{run.id}.safetensors"
+    if not path.is_file():
+        raise UserError(
+            f"the LoRA of the run {run.id} is gone: {path}; export it again, and continue from that by policy.lora.init"
+        )
+    return path.absolute()
+
+
+def continued(config: RunConfig, before: RunDir) -> RunConfig:
+    """The configuration with the LoRA of a finished run to continue from. Raises UserError if the two have different bases."""
+    lora = finished_lora(before)
+    try:
+        past = load_config(before.config_file, check_files=False).policy
+    except UserError as error:
+        raise UserError(f"the run {before.id} can't be read: {one_line(error)}") from error
+    for key in ("family", "model"):
+        ours, theirs = getattr(config.policy, key), getattr(past, key)
+        if ours != theirs:
+            raise UserError(
+                f"policy.{key} = {show(ours)}, but the run {before.id} was trained on {show(theirs)}; use the same base"
+            )
+    return load_config(config.to_dict(), [f"policy.lora.init={_quoted(lora)}"])
+
+
+def check_same(run: RunDir, config: RunConfig) -> None:
+    """Raises UserError if a run that is there was made from another configuration than its stage now says."""
+    differ = load_config(run.config_file, check_files=False).diff_from(config)
+    if differ := [key for key in differ if key != "policy.lora.init"]:  # which moves along with the folder of the runs
+        raise UserError(
+            f"{run.path} was started with another {', '.join(differ[:3])} than the curriculum says now; change it back, or "
+            "give another --output or name"
+        )
+
+
+def _quoted(path: Path) -> str:
+    return "'" + str(path).replace("'", "''") + "'"
