@@ -15,10 +15,11 @@ from typing import Any, Literal, Union, get_args, get_origin
 import annotated_types
 from pydantic.fields import FieldInfo
 
-from ..trainer.config import DEMO_MODEL, RolloutConfig, RunConfig, load_config, load_preset, preset_names
+from ..trainer.config import RolloutConfig, RunConfig, load_config, load_preset, preset_names
 from ..trainer.config.each import constraints
 from ..trainer.config.table import is_section, show
 from ..trainer.config.text import parse
+from ..trainer.demo import DEMO
 from ..trainer.errors import UserError
 from ..trainer.sizes import parse_size
 from .choices import Settings, typed
@@ -138,7 +139,7 @@ def _checked(settings: Settings, also: Settings | None = None) -> RunConfig:
     most = max(_prompts_an_iteration(one) for one in (settings, also or settings))
     data: dict[str, Any] = {
         **settings.changes,
-        "policy": {**settings.changes.get("policy", {}), "model": DEMO_MODEL},
+        "policy": {**settings.changes.get("policy", {}), "model": DEMO},
         "prompts": {"train": [f"prompt {number}" for number in range(most)], "evaluate": ["held out"]},
         "rewards": {"brightness": {}},
         "monitors": {},

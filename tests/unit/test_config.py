@@ -174,7 +174,7 @@ def test_rewards_are_written_out_and_typed():
 def test_presets():
     stages = [f"sd3-stage{n}" for n in range(1, 6)]
     peers = ["flow_grpo", "mix_grpo", "dance_grpo", "diffusion_nft", "awm", "naive_elbo"]
-    assert preset_names() == sorted(["demo", "sdxl-vpred", "flux-multireward", *stages, *FAMILIES, *peers])
+    assert preset_names() == sorted(["demo", "letters", "sdxl-vpred", "flux-multireward", *stages, *FAMILIES, *peers])
     config = load_config({"preset": "demo"})
     assert config.policy.model == "demo" and config.policy.lora.rank == 16 and config.policy.lora.alpha == 32
     assert config.warnings() == []

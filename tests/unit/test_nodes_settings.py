@@ -55,7 +55,7 @@ def rewards(*names):
 
 def together(preset="demo", values=None, more="", policy=None, prompts=None, chosen=None, name="a run", sizes=""):
     return assemble(
-        policy or bases.choose_policy(None, **DEMO),
+        policy or bases.choose_policy("demo", **DEMO),
         prompts or prompt_text.from_demo(),
         chosen or rewards("scene"),
         knobs.choose_settings(preset, values or {}, more, sizes),
@@ -217,7 +217,7 @@ def test_the_demo_graph_is_the_demo_preset():
 
 
 def test_nodes_go_before_the_preset_and_the_preset_before_defaults():
-    policy = bases.choose_policy(None, **{**DEMO, "rank": 4, "alpha": 3.0, "targets": "attention"})
+    policy = bases.choose_policy("demo", **{**DEMO, "rank": 4, "alpha": 3.0, "targets": "attention"})
     config = together("sd3", {"steps": 9}, "checkpoint.keep: 7", policy)
     assert (config.policy.model, config.policy.lora.rank, config.policy.lora.alpha) == ("demo", 4, 3.0)
     assert config.policy.gradient_checkpointing is False  # the node says so, the preset says True
@@ -242,7 +242,7 @@ def test_the_configuration_is_complete_in_itself():
          "Reward: Scene: it can score none of the 14 training prompts: the prompt's metadata has no list 'objects'"),
         ({"name": " "}, "V-GRPO Train LoRA: name"),
         ({"policy": choices.PolicyChoice({"family": "sd3", "model": "./gone"})}, "Policy: policy.model = "),
-        ({"policy": bases.choose_policy(None, **{**DEMO, "init": "/gone.safetensors"})}, "Policy: policy.lora.init = "),
+        ({"policy": bases.choose_policy("demo", **{**DEMO, "init": "/gone.safetensors"})}, "Policy: policy.lora.init = "),
         ({"chosen": choices.RewardChoice({"scene": {"weight": 0}})}, "Reward: Scene: rewards.scene.weight = 0"),
         ({"chosen": choices.RewardChoice({"sceen": {}})}, "rewards: rewards.sceen: unknown reward"),
         ({"chosen": choices.RewardChoice({}, {"scene": {}})}, "rewards: Reward: Scene only watched"),

@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo, field_va
 
 from ..algorithms import ALGORITHMS as _ALGORITHMS
 from ..algorithms import VGRPO
+from ..demo import EMBEDDED_MODELS
 from ..families import FAMILIES as _FAMILIES
 from ..prompts import Prompt, load_prompts
 from ..rewards.shaping import Shape
@@ -30,7 +31,6 @@ from .text import Row, dump
 
 FAMILIES = tuple(_FAMILIES)
 ALGORITHMS = tuple(_ALGORITHMS)
-DEMO_MODEL = "demo"
 PARTS = ("vae", "text_encoder", "text_encoder_2", "text_encoder_3")  # that may lie in files of their own
 SAMPLERS = ("euler", "heun", "dpmsolver++", "unipc")
 TARGETS = ("attention", "attention+mlp", "attention+mlp+conv")
@@ -99,7 +99,8 @@ class PolicyConfig(Section):
     model: str = Field(
         description="the base: the embedded model, a diffusers folder, a hub id, or a checkpoint file",
         json_schema_extra={
-            "takes": "demo, the path of a diffusers folder or of a .safetensors file, or a hub id such as org/name"
+            "takes": "demo, demo-letters, the path of a diffusers folder or of a .safetensors file, "
+            "or a hub id such as org/name"
         },
     )
     parts: str | None = Field(
@@ -164,7 +165,7 @@ class PolicyConfig(Section):
     @field_validator("model")
     @classmethod
     def _check_model(cls, value: str, info: ValidationInfo) -> str:
-        return value if value == DEMO_MODEL else fields.model_source(value, _checks_files(info))
+        return value if value in EMBEDDED_MODELS else fields.model_source(value, _checks_files(info))
 
     @field_validator("parts")
     @classmethod
@@ -184,7 +185,7 @@ class PolicyConfig(Section):
         return value if value is None else fields.folder(value, _checks_files(info))
 
 
-_PROMPT_SOURCE = {"takes": "a list of prompts, the path of a .txt or .jsonl file, or demo"}
+_PROMPT_SOURCE = {"takes": "a list of prompts, the path of a .txt or .jsonl file, demo or demo-letters"}
 
 
 class PromptsConfig(Section):
