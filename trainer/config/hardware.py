@@ -31,10 +31,10 @@ def hardware_settings(name: Any, family: str, model: str, device: str = "auto") 
         near = difflib.get_close_matches(str(name), CHOICES, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise UserError(f"hardware = {show(name)} ({hint}allowed: {', '.join(CHOICES)})")
-    from .model import DEMO_MODEL
+    from ..demo import EMBEDDED_MODELS
 
     table = read_table()
-    if model == DEMO_MODEL or family not in table:
+    if model in EMBEDDED_MODELS or family not in table:
         return {}
     if name == "auto":
         name = _class_found(device, table[family])

@@ -77,9 +77,9 @@ class Probe:
     def check(self, config: RunConfig) -> None:
         """Raises UserError for a size or guidance that the base can't take."""
         for size in sizes_of(config):
-            self.policy.check(_at(sampling_of(config), size), config.rollout.negative_prompt, "rollout")
+            self.policy.check(sampling_of(config).at(size), config.rollout.negative_prompt, "rollout")
         for size in judged_sizes(config):
-            self.policy.check(_at(evaluation_sampling(config), size), "", "evaluation")
+            self.policy.check(evaluation_sampling(config).at(size), "", "evaluation")
 
     @property
     def vae(self) -> torch.nn.Module:
@@ -214,16 +214,12 @@ def judged_sizes(config: RunConfig) -> list[Size]:
 
 def largest_sampling(config: RunConfig) -> Sampling:
     """How the rollout samples at the largest of its sizes."""
-    return _at(sampling_of(config), max(sizes_of(config), key=_area))
+    return sampling_of(config).at(max(sizes_of(config), key=_area))
 
 
 def largest_judged(config: RunConfig) -> Sampling:
     """How an evaluation samples at the largest of its sizes."""
-    return _at(evaluation_sampling(config), max(judged_sizes(config), key=_area))
-
-
-def _at(sampling: Sampling, size: Size) -> Sampling:
-    return replace(sampling, width=size[0], height=size[1])
+    return evaluation_sampling(config).at(max(judged_sizes(config), key=_area))
 
 
 def _area(size: Size) -> int:
