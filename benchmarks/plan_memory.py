@@ -30,7 +30,7 @@ MARK = "<!-- plan-memory: {} -->"
 MODELS = {
     "UNet, SDXL's kind": ("sdxl", 256, {"block_out_channels": (64, 128), "transformer_layers_per_block": (1, 2)}),
     "UNet, SD 1.5's kind": ("sd15", 256, {"block_out_channels": (64, 128), "layers_per_block": 2}),
-    "SD 3": ("sd3", 256, {}),
+    "SD 3": ("sd3", 128, {}),
     "FLUX.1": ("flux", 256, {"num_layers": 2, "num_single_layers": 3, "num_attention_heads": 8}),
     "Qwen-Image": ("qwen_image", 256, {"num_layers": 4, "num_attention_heads": 8}),
 }

@@ -15,7 +15,7 @@ from trainer.config import FAMILIES, load_config
 from trainer.errors import UserError
 from trainer.families import FAMILIES as BY_NAME
 from trainer.planning.blueprint import blueprint_of
-from trainer.planning.hollow import meta_module
+from trainer.planning.hollow import RealMasks, meta_module, new_mode
 from trainer.planning.plan import DECODE, ENCODE, OLD, ROLLOUT, UPDATE, Planner
 from trainer.planning.tokens import stand_in
 from trainer.planning.tracking import Usage
@@ -81,6 +81,16 @@ def test_tensors_are_what_the_allocator_hands_out(tmp_path, family, checkpointin
         compared.append(name)
         assert planned[name].tensors == pytest.approx(peak_of(run), rel=0.15), name
     assert compared == [ENCODE, ROLLOUT, DECODE, OLD, UPDATE]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_can_be_planned(tmp_path, family):
+    """Prompts of different length too, whose masks decide about shapes."""
+    found = phases(Planner(CPU).plan(config_of(make_folder(family, tmp_path / "model"), family)))
+    assert list(found) == [ENCODE, ROLLOUT, DECODE, OLD, UPDATE]
+    assert all(phase.tensors > 0 for phase in found.values())
+    assert found[UPDATE].flops > found[OLD].flops > 0
 
 
 def test_weights_and_factors_are_those_of_the_real_parts(tiny_sd3, planner):
@@ -161,6 +171,29 @@ def test_an_evaluation_that_is_guided_while_rollouts_are_not_is_a_phase(tiny_sd3
     assert found["evaluate"].tensors > 0 and "evaluate" not in phases(planner.plan(config_of(tiny_sd3)))
 
 
+def test_another_algorithm_is_planned_with_a_note(tiny_sd3, planner):
+    plan = planner.plan(config_of(tiny_sd3).model_copy(update={"algorithm": "diffusion_nft"}))
+    assert any(note.startswith("evaluations are those of V-GRPO") for note in plan.notes)
+    assert phases(plan)[UPDATE].trained > phases(planner.plan(config_of(tiny_sd3)))[UPDATE].trained  # its lagging copy
+
+
+def test_several_sizes_are_planned_with_the_largest(tmp_path):
+    folder, planner = make_folder("sd3", tmp_path / "model"), Planner(CPU)
+    small, large = config_of(folder), config_of(folder, pixels=128)
+    both = config_of(folder, rollout={"width": [64, 128, 64], "height": [64, 128, 96]})
+    assert phases(planner.plan(both))[DECODE].tensors == phases(planner.plan(large))[DECODE].tensors
+    assert phases(planner.plan(both))[DECODE].tensors > phases(planner.plan(small))[DECODE].tensors
+
+
+def test_prompts_are_encoded_fewer_at_once_where_there_is_no_room(tiny_sd3):
+    planner = Planner(CPU)
+    config = config_of(tiny_sd3, prompts={"train": [f"{n} red squares" for n in range(32)], "evaluate": ["a star"]})
+    whole = phases(planner.plan(config))[ENCODE]
+    planner.memory = int((whole.peak - whole.tensors // 2) / 0.9)
+    plan = planner.plan(config)
+    assert phases(plan)[ENCODE].tensors < whole.tensors and any("the trainer will take fewer" in note for note in plan.notes)
+
+
 def test_offloading_takes_away_what_a_phase_does_not_need(tiny_sd3):
     config, planner = config_of(tiny_sd3), Planner(CUDA)
     stays = phases(planner.plan(config))
@@ -200,12 +233,12 @@ def test_nf4_is_what_bitsandbytes_keeps():
     assert kept == pytest.approx(512 * 256 * bytes_a_weight("nf4", 256, 512), rel=0.01)
 
 
-def test_a_rough_plan_is_nearly_the_exact_one(tiny_sd3):
+def test_a_rough_plan_is_hardly_ever_below_the_exact_one(tiny_sd3):
     exact, rough = Planner(CPU), Planner(CPU)
     rough.rough = True
     config = config_of(tiny_sd3)
     for mine, theirs in zip(exact.plan(config).phases, rough.plan(config).phases, strict=True):
-        assert theirs.peak == pytest.approx(mine.peak, rel=0.02)
+        assert theirs.peak > 0.95 * mine.peak
         assert theirs.flops == pytest.approx(mine.flops, rel=0.02)
 
 
@@ -292,6 +325,27 @@ def test_a_folder_whose_configuration_is_damaged_is_named(tmp_path):
         Planner(CPU).plan(config_of(folder))
 
 
+def unet_file(folder):
+    from safetensors.torch import save_file
+
+    path = folder / "some.safetensors"
+    tensors = {"input_blocks.0.0.weight": (320, 4, 3, 3), "input_blocks.1.1.transformer_blocks.0.attn2.to_k.weight": (320, 768)}
+    save_file({name: torch.zeros(shape) for name, shape in tensors.items()}, path)
+    return path
+
+
+def test_a_file_that_is_not_as_large_as_its_configuration_is_named(tmp_path):
+    config = load_config(preset_source("sd15", policy={"model": str(unet_file(tmp_path))}))
+    with pytest.raises(UserError, match=r"the denoiser in .* has 0\.000 billion .* says 0\.860; name the right"):
+        blueprint_of(config.policy)
+
+
+def test_parts_of_a_file_that_are_nowhere_are_named(tmp_path):
+    config = load_config(preset_source("sd15", policy={"model": str(unet_file(tmp_path)), "parts": "org/name"}))
+    with pytest.raises(UserError, match=r"policy\.parts: 'org/name' is neither a diffusers folder nor a hub id"):
+        blueprint_of(config.policy)
+
+
 def test_a_size_that_the_base_cannot_take_is_refused_as_by_training(tmp_path):
     folder = make_folder("sd3", tmp_path / "model")
     with pytest.raises(
@@ -304,6 +358,16 @@ def test_a_stand_in_tokenizer_gives_a_token_for_four_letters():
     tokenizer = stand_in(512)
     assert len(tokenizer("a fox in the snow").input_ids) == 5
     assert len(tokenizer("a fox" * 999, truncation=True, max_length=77).input_ids) == 77
+
+
+def test_what_a_real_mask_picks_of_a_tensor_without_storage_is_known():
+    mode = new_mode()
+    with mode:
+        hidden = torch.empty(2, 4, 8)
+    mask = torch.tensor([[True, True, False, False], [True, False, False, False]])
+    with RealMasks():
+        assert hidden[mask].shape == (3, 8)
+        assert hidden[:, :2][torch.tensor([1, 0])].shape == (2, 2, 8)
 
 
 # --- counting

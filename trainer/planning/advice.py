@@ -26,7 +26,7 @@ _SMALLER = (0.875, 0.75, 0.625, 0.5)  # of a side
 
 def advise(planner: Planner, config: RunConfig) -> Plan | None:
     """A plan that fits, with as few keys changed as `search` finds; None where nothing helps."""
-    for rough in (True, False):  # a rough one errs by a little, so what it finds is planned exactly
+    for rough in (True, False):  # what the rough one finds is planned exactly
         planner.rough = rough
         found = search(planner, config)
         planner.rough = False

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..demo import EMBEDDED_MODELS
 from ..errors import UserError, one_line
 from ..families import FAMILIES
 from ..policies.files import CheckpointFile
@@ -102,12 +103,9 @@ class Blueprint:
 
 def blueprint_of(config: PolicyConfig) -> Blueprint:
     """The blueprint of what `policy.model` names; nothing is fetched and no weights are read. Raises UserError."""
-    from ..demo import MODEL_DIR, TITLE
-    from ..policies import EMBEDDED
-
     model, family = config.model, config.family
-    if model == EMBEDDED:
-        return Blueprint(model, family, TITLE, MODEL_DIR)
+    if embedded := EMBEDDED_MODELS.get(model):
+        return Blueprint(model, family, embedded.title, embedded.model)
     path = Path(model)
     if path.is_file():
         return _of_file(path, config)

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def new_mode() -> FakeTensorMode:
@@ -17,6 +18,24 @@ def new_mode() -> FakeTensorMode:
     a tensor without storage.
     """
     return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+class RealMasks(TorchDispatchMode):
+    """Around code that picks rows by a truth value: what a real mask picks of a tensor without storage is known.
+
+    FakeTensorMode takes the mask for one without storage too, and then can't tell how many rows there are.
+    """
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.index.Tensor and isinstance(args[0], FakeTensor):
+            args = (args[0], [place for index in args[1] for place in _places(index)])
+        return func(*args, **(kwargs or {}))
+
+
+def _places(index: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    if index is None or isinstance(index, FakeTensor) or index.dtype != torch.bool:
+        return (index,)
+    return index.nonzero(as_tuple=True)
 
 
 def meta_module(kind: type, config: dict[str, Any], dtype: torch.dtype) -> torch.nn.Module:

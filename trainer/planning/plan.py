@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..algorithms import ALGORITHMS, VGRPO
 from ..config import RunConfig
 from ..policies.base import Sampling
 from ..policies.pipeline import ENCODED_AT_ONCE
@@ -102,7 +103,7 @@ class Planner:
         """memory: bytes."""
         self.device, self.memory = device, memory
         self.rough = False
-        """Whether larger batches are told from those of one and two, which is nearly exact and saves runs: for a search."""
+        """Whether batches are told from those of one, which saves runs and mostly errs on the safe side: for a search."""
         self._probes: dict[str, Probe] = {}
         self._costs: dict[tuple[int, str, str], Any] = {}
 
@@ -153,7 +154,8 @@ class _Parts:
         self.numbers = sum(parameter.numel() for parameter in probe.trained)
         self.factors = _FLOAT32 * self.numbers
         average = self.factors if config.optimizer.ema_decay else 0
-        self.kept = self.factors + average
+        algorithm = ALGORITHMS[config.algorithm]
+        self.kept = self.factors + average + self.factors * algorithm.lags
         self.optimizer = int(OPTIMIZER_BYTES[config.optimizer.name] * self.numbers)
         self.outputs = outputs_of(config)
         self.latents = _FLOAT32 * self.outputs * probe.latent_numbers(config)
@@ -161,6 +163,10 @@ class _Parts:
         parked = self._parked(planner.memory)
         self.waiting = sum(need.size or 0 for need in rewards if not parked[need.name])
         self.notes = [need.note for need in rewards if need.note]
+        if config.algorithm != VGRPO:
+            self.notes.append(
+                f"evaluations are those of V-GRPO; {algorithm.title} may take others, a row of them the same memory"
+            )
         if any(need.size for need in rewards):
             self.notes.append("tensors that a reward's network makes while it scores are not counted")
 
@@ -253,11 +259,10 @@ class _Parts:
         def exactly(number: int) -> Cost:
             return self.planner.remember(self.probe, phase, (relevant, number), lambda: run(number))
 
-        if count <= 2 or not self.planner.rough:
+        if not self.planner.rough:
             return exactly(count)
-        one, two = exactly(1), exactly(2)
-        more = count - 1
-        return Cost(one.peak + more * (two.peak - one.peak), one.flops + more * (two.flops - one.flops), count * one.count)
+        one = exactly(1)
+        return Cost(count * one.peak, count * one.flops, count * one.count)
 
     def _phase(self, name: str, weights: int, trained: int, cost: Cost, evaluations: int, passes: int = 1) -> Phase:
         return Phase(name, weights, trained, cost.peak, evaluations * passes, cost.flops_each() * evaluations)

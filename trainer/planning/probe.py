@@ -19,7 +19,7 @@ from ..policies.pipeline import ENCODED_AT_ONCE
 from ..rollout import Rollout
 from ..sizes import Size, named_size
 from .blueprint import Blueprint, blueprint_of
-from .hollow import hollow, new_mode
+from .hollow import RealMasks, hollow, new_mode
 from .tracking import Usage
 from .weights import DenoiserSizes
 
@@ -113,9 +113,10 @@ class Probe:
             hollow(encoder, self._mode)
         texts = {config.rollout.negative_prompt, *(p.text for p in (*config.prompts.train, *config.prompts.evaluate))}
         longest = sorted(texts, key=len, reverse=True)[:count]
-        with torch.no_grad(), Usage(*encoders) as usage:
+        with torch.no_grad(), Usage(*encoders) as usage, RealMasks():
             rows = self.policy.encode_prompts(pipe, longest)
-        (negative,) = self.policy.encode_prompts(pipe, [config.rollout.negative_prompt])
+        with torch.no_grad(), RealMasks():
+            (negative,) = self.policy.encode_prompts(pipe, [config.rollout.negative_prompt])
         most = max(rows, key=lambda row: sum(tensor.numel() for tensor in row.values()))
         self._row = self._filled(most), self._filled(negative)
         return Cost(usage.peak, usage.flops, len(longest)), encoders
@@ -144,14 +145,14 @@ class Probe:
         short = replace(sampling, steps=min(_STEPS, sampling.steps))
         evaluations = self.policy.noise_levels(short)[1]
         conditioning = self.conditioning(config, count)
-        with torch.no_grad(), Usage(self.policy.denoiser) as usage:
+        with torch.no_grad(), Usage(self.policy.denoiser) as usage, RealMasks():
             self.policy.sample(conditioning, range(count), short)
         return Cost(usage.peak, usage.flops, evaluations * count)
 
     def decode(self, config: RunConfig, count: int) -> Cost:
         """A batch of so many pictures."""
         latents = self._latents(config, count)
-        with Usage(self.vae) as usage:
+        with Usage(self.vae) as usage, RealMasks():
             self.policy.decode(latents)
         return Cost(usage.peak, usage.flops, count)
 
@@ -181,7 +182,7 @@ class Probe:
         )
         guidance = self.policy.scored_guidance(config.rollout.guidance, same=surrogate.guidance == "same")
         estimate = SurrogateEstimate(self.policy, rollout, draw, surrogate.weighting, rows, guidance)
-        with Usage(self.policy.denoiser) as usage:
+        with Usage(self.policy.denoiser) as usage, RealMasks():
             run(estimate, torch.arange(count))
         return Cost(usage.peak, usage.flops, count * pairs)
 
