@@ -20,6 +20,11 @@ def to_uint8(images: torch.Tensor) -> torch.Tensor:
     return (images.float().nan_to_num(0.0).clamp(0, 1) * 255).round().to(torch.uint8).cpu().contiguous()
 
 
+def not_numbers(images: torch.Tensor) -> torch.Tensor:
+    """bool[B] on the CPU: pictures with a NaN or an infinity, which `to_uint8` shows as black and white."""
+    return (~images.float().isfinite()).flatten(1).any(1).cpu()
+
+
 def enlargement(width: int, height: int) -> int:
     """The whole factor that brings the shorter side to at least SMALLEST_SIDE."""
     return max(1, -(-SMALLEST_SIDE // min(width, height)))

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 from typing import Any, get_args
 
-from ..trainer.config import DEMO_MODEL, LoraConfig, PolicyConfig
+from ..trainer.config import LoraConfig, PolicyConfig
 from ..trainer.config.model import TARGETS
+from ..trainer.demo import DEMO, LETTERS
 from ..trainer.errors import UserError, one_line
 from ..trainer.families import FAMILIES, family_of_pipeline
 from ..trainer.policies.checkpoint import recognise
@@ -15,6 +16,7 @@ from .choices import PolicyChoice, typed
 
 NODE = "Policy"
 EMBEDDED = "demo (embedded model)"
+EMBEDDED_BASES = {EMBEDDED: DEMO, "letters (embedded model)": LETTERS}  # as the node offers them -> `policy.model`
 NO_LORA = "none"
 AUTO = "auto"
 AS_PRESET = "preset"
@@ -49,6 +51,7 @@ __all__ = [
     "AUTO",
     "DTYPES",
     "EMBEDDED",
+    "EMBEDDED_BASES",
     "FILE",
     "FILE_FOLDERS",
     "FROM_BASE",
@@ -64,7 +67,7 @@ __all__ = [
 
 
 def choose_policy(
-    base: Path | None,
+    base: Path | str,
     rank: int,
     alpha: float,
     targets: str,
@@ -77,7 +80,7 @@ def choose_policy(
     savings: dict[str, str] | None = None,
     compile: bool = False,
 ) -> PolicyChoice:
-    """base: a diffusers folder or a .safetensors file, None for the embedded model. alpha: 0 = 2 x rank.
+    """base: a diffusers folder, a .safetensors file, or the name of an embedded model. alpha: 0 = 2 x rank.
 
     parts: files of a base that is a file itself (`vae`, `text_encoder`, ...). tokenizers: ComfyUI's folder `comfy`.
     savings: values of `SAVINGS`; those left out are as the preset says. Raises UserError of one line.
@@ -89,12 +92,13 @@ def choose_policy(
     _within("alpha", alpha, 0, 4096)
     _one_of("targets", targets, TARGETS)
     _one_of("dtype", dtype, DTYPES)
+    embedded = isinstance(base, str)
     if dtype == AUTO:
-        dtype = "float32" if base is None else "bfloat16"  # the embedded model is small and usually runs on a CPU
+        dtype = "float32" if embedded else "bfloat16"  # the embedded models are small and usually run on a CPU
     lora = {"rank": rank, "alpha": typed(alpha) or None, "targets": targets, "init": str(init) if init else None}
     config: dict[str, Any] = {
-        "family": _EMBEDDED_FAMILY if base is None else family_of(base),
-        "model": DEMO_MODEL if base is None else str(base),
+        "family": _EMBEDDED_FAMILY if embedded else family_of(base),
+        "model": str(base),
         "lora": lora,
         "dtype": dtype,
         "gradient_checkpointing": gradient_checkpointing,
@@ -102,7 +106,7 @@ def choose_policy(
         **{key: value for key, value in (savings or {}).items() if value != AS_PRESET},
         **({"compile": True} if compile else {}),
     }
-    if base is not None and base.suffix == FILE:
+    if not embedded and base.suffix == FILE:
         config["files"] = {part: str(path) for part, path in (parts or {}).items()}
         config["tokenizers"] = str(tokenizers) if tokenizers else None
     elif parts:

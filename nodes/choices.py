@@ -10,6 +10,8 @@ from ..trainer.prompts import Prompt
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ..trainer.rewards import Reward
+
 
 def typed(value: float) -> float:
     """A number as it was typed: the page's rounding leaves 0.00029999999999999997 of 0.0003, which would be another run."""
@@ -33,10 +35,15 @@ class PolicyChoice:
 
 @dataclass(frozen=True)
 class RewardChoice:
-    """What is maximised and what is only watched: the `rewards` and `monitors` sections of a configuration."""
+    """What is maximised and what is only watched: the `rewards` and `monitors` sections of a configuration.
+
+    `loaded` keeps what Score Group has loaded for it, so that the next execution finds it. A chain shares it. ComfyUI keeps a
+    node's output until its inputs change or its caches are emptied, so that is when networks leave the memory.
+    """
 
     rewards: dict[str, dict[str, Any]] = field(default_factory=dict, hash=False)
     monitors: dict[str, dict[str, Any]] = field(default_factory=dict, hash=False)
+    loaded: dict[Any, Reward] = field(default_factory=dict, hash=False, compare=False, repr=False)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from comfy_api.latest import io
 
 from ..trainer.families import FAMILIES
 from . import bases, host
-from .bases import AS_PRESET, AUTO, EMBEDDED, FROM_BASE, NO_LORA
+from .bases import AS_PRESET, AUTO, EMBEDDED, EMBEDDED_BASES, FROM_BASE, NO_LORA
 from .values import CATEGORY, POLICY, collapsed
 
 
@@ -23,9 +23,9 @@ class VGRPOPolicy(io.ComfyNode):
             inputs=[
                 io.Combo.Input(
                     "base",
-                    options=[EMBEDDED, *host.model_folders(), *_file_bases()],
+                    options=[*EMBEDDED_BASES, *host.model_folders(), *_file_bases()],
                     default=EMBEDDED,
-                    tooltip="The frozen base: the embedded model, which needs no download; a diffusers folder in "
+                    tooltip="The frozen base: an embedded model, which needs no download; a diffusers folder in "
                     "models/diffusers; a checkpoint; or a diffusion model, whose text encoders and VAE stand below. Families: "
                     f"{', '.join(family.title for family in FAMILIES.values())}.",
                 ),
@@ -154,10 +154,10 @@ def _file_bases() -> list[str]:
     return [f"{folder}/{name}" for folder in bases.FILE_FOLDERS for name in _files(folder)]
 
 
-def _base(name: str) -> Path | None:
-    """The folder or file behind a name of the list. Raises UserError for any other text."""
-    if name == EMBEDDED:
-        return None
+def _base(name: str) -> Path | str:
+    """The embedded model, folder or file behind a name of the list. Raises UserError for any other text."""
+    if name in EMBEDDED_BASES:
+        return EMBEDDED_BASES[name]
     folder, _, file = name.partition("/")
     if folder in bases.FILE_FOLDERS:
         return host.model_file(folder, file)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..trainer.demo import DEMO, EMBEDDED_MODELS
 from ..trainer.errors import UserError
-from ..trainer.prompts import DEMO, Prompt, from_json_line, load_prompts
+from ..trainer.prompts import Prompt, from_json_line, load_prompts
 from .choices import PromptSet
 
 NODE = "Prompt Set"
 TEXT, FILE = "text", "file"
-SOURCES = (TEXT, FILE, DEMO)
+SOURCES = (TEXT, FILE, *EMBEDDED_MODELS)
 _SHOWN = 3
 _WIDTH = 100
 
@@ -27,9 +28,9 @@ def from_files(train: Path, held_out: Path | None, holdout: int) -> PromptSet:
     return _assembled(load_prompts(train, f"{NODE}: train_file"), judged, holdout, "train_file")
 
 
-def from_demo() -> PromptSet:
-    """The embedded model's own prompts, with the metadata that the scene reward reads."""
-    return _checked(load_prompts(DEMO, "prompts.train"), load_prompts(DEMO, "prompts.evaluate"))
+def from_demo(name: str = DEMO) -> PromptSet:
+    """An embedded model's own prompts, those of scenes with the metadata that the scene reward reads."""
+    return _checked(load_prompts(name, "prompts.train"), load_prompts(name, "prompts.evaluate"))
 
 
 def read_lines(text: str, where: str) -> list[Prompt]:

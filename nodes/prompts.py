@@ -31,8 +31,8 @@ class VGRPOPromptSet(io.ComfyNode):
                     "source",
                     options=list(SOURCES),
                     default=TEXT,
-                    tooltip="text: the two boxes below. file: the two files below. demo: the embedded model's own prompts, "
-                    "training and held out, with the metadata that the scene reward reads.",
+                    tooltip="text: the two boxes below. file: the two files below. demo, demo-letters: an embedded model's "
+                    "own prompts, training and held out, those of demo with the metadata that the scene reward reads.",
                 ),
                 io.String.Input(
                     "train",
@@ -112,7 +112,7 @@ class VGRPOPromptSet(io.ComfyNode):
             judged = None if held_out_file == NO_FILE else host.input_file(held_out_file, SUFFIXES)
             prompts = prompt_text.from_files(host.input_file(train_file, SUFFIXES), judged, holdout)
         else:
-            prompts = prompt_text.from_demo()
+            prompts = prompt_text.from_demo(source)
         text = prompt_text.preview(prompts)
         host.show_text(text, cls.hidden.unique_id)
         return io.NodeOutput(prompts, text, ui=ui.PreviewText(text))

@@ -15,7 +15,7 @@ from ..trainer.config.shape import KEYS as SHAPE_KEYS
 from ..trainer.config.shape import read_shape
 from ..trainer.config.text import parse
 from ..trainer.errors import UserError
-from ..trainer.rewards.registry import BUILT_IN, reward_class
+from ..trainer.rewards.registry import BUILT_IN, names, reward_class
 from .choices import RewardChoice, typed
 
 MAX_WEIGHT = 1000.0
@@ -137,9 +137,13 @@ def _bound(text: str, which: str) -> float | None:
     return typed(value)
 
 
-def names() -> tuple[str, ...]:
-    """The rewards that have a node."""
+def built_in() -> tuple[str, ...]:
     return tuple(BUILT_IN)
+
+
+def third_party() -> tuple[str, ...]:
+    """The rewards that other installed packages offer."""
+    return tuple(name for name in names() if name not in BUILT_IN)
 
 
 def _values(name: str, given: Mapping[str, Any]) -> dict[str, Any]:

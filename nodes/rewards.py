@@ -1,14 +1,18 @@
-"""One node for each built-in reward, made from the registry and the options of its class; Shape Reward. They are chained."""
+"""One node for each reward, made from the registry and the options of its class; Shape Reward. They are chained."""
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from comfy_api.latest import io
 
+from ..trainer.errors import one_line
 from . import reward_options
 from .reward_options import MAX_WEIGHT, Option
 from .values import CATEGORY, REWARDS, RewardChoice
+
+log = logging.getLogger("vgrpo.nodes")
 
 
 class RewardNode(io.ComfyNode):
@@ -149,4 +153,18 @@ def _node(name: str) -> type[RewardNode]:
     return type(reward_options.node_id(name), (RewardNode,), {"reward": name, "__module__": __name__})
 
 
-NODES: list[type[io.ComfyNode]] = [*(_node(name) for name in reward_options.names()), ShapeReward]
+def third_party_nodes() -> list[type[io.ComfyNode]]:
+    """A node for each reward that another package offers; one that can't have a node is a line in the log and left out."""
+    nodes = []
+    for name in reward_options.third_party():
+        try:
+            node = _node(name)
+            node.GET_SCHEMA()
+        except Exception as error:  # whatever a stranger's class does
+            log.error("V-GRPO: the reward '%s' has no node: %s", name, one_line(error))
+        else:
+            nodes.append(node)
+    return nodes
+
+
+NODES: list[type[io.ComfyNode]] = [*map(_node, reward_options.built_in()), *third_party_nodes(), ShapeReward]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,16 +16,18 @@ from ..trainer.device import choose_device
 from ..trainer.errors import UserError
 from ..trainer.prompts import Prompt
 from ..trainer.rewards import Reward
-from ..trainer.rewards.registry import create_entry
+from ..trainer.rewards.registry import create_entry, split
 from ..trainer.rewards.scoring import ScoreTable, join, load_rewards, score_rewards
 from ..trainer.rewards.shaping import Shape, shape_scores
-from .annotate import to_uint8
+from .annotate import not_numbers, to_uint8
 from .choices import Group, RewardChoice
 from .prompt_text import read_lines
 from .score_report import Scored, advantages_of
+from .watched import watched
 
 NODE = "Score Group"
-CHUNK = 8  # pictures a reward scores between two looks at the Cancel button
+CHUNK = 8  # pictures a reward scores at once, which is how finely the progress is shown
+_NAN_ADVICE = "a VAE in half precision overflows so (try it in float32), and a sampler with extreme settings"
 
 
 @dataclass(frozen=True)
@@ -34,14 +38,19 @@ class Subject:
     prompts: tuple[Prompt, ...]
     group_ids: tuple[int, ...]
     seeds: tuple[int, ...] | None
+    broken: Tensor  # bool[B]: pictures with a value that is no number
 
 
 @dataclass
 class Judges:
-    """Rewards made and loaded. `weights` names those that count; `messages` says what could not be loaded."""
+    """Rewards made and loaded. `weights` names those that count; `messages` says what could not be loaded.
+
+    `kept` holds those that the next execution finds again.
+    """
 
     rewards: dict[str, Reward]
     weights: dict[str, float]
+    kept: dict[str, Reward] = field(default_factory=dict)
     shapes: dict[str, Shape] = field(default_factory=dict)  # of those that have one
     broken: dict[str, str] = field(default_factory=dict)
     messages: list[tuple[str, str]] = field(default_factory=list)
@@ -60,9 +69,9 @@ def subject_of(group: Group | None, images: Tensor | None, text: str) -> Subject
                 f"{NODE}: {len(pictures)} images for a group of {len(group.prompts)}; images take the place of the group's "
                 "pictures one by one, so there must be as many"
             )
-        return Subject(to_uint8(pictures), group.prompts, group.prompt_index, group.seeds)
+        return Subject(to_uint8(pictures), group.prompts, group.prompt_index, group.seeds, not_numbers(pictures))
     prompts = _spread_out(read_lines(text, f"{NODE}: prompts") or [Prompt("")], len(images))
-    return Subject(to_uint8(images), prompts, _groups_of(prompts), None)
+    return Subject(to_uint8(images), prompts, _groups_of(prompts), None, not_numbers(images))
 
 
 def _spread_out(prompts: Sequence[Prompt], pictures: int) -> tuple[Prompt, ...]:
@@ -82,25 +91,49 @@ def _groups_of(prompts: Sequence[Prompt]) -> tuple[int, ...]:
     return tuple(seen.setdefault(key, len(seen)) for key in keys)
 
 
-def appoint(choice: RewardChoice, device: str = "cpu") -> Judges:
-    """Make and load every reward of the choice. UserError for a name or an option that does not exist."""
+def appoint(choice: RewardChoice, device: str = "cpu", check: Callable[[], None] = lambda: None) -> Judges:
+    """Make and load every reward of the choice, or take those that the choice has loaded already. `check` may raise meanwhile.
+
+    UserError for a name or an option that does not exist.
+    """
     weights = {name: float(settings.get("weight", 1.0)) for name, settings in choice.rewards.items()}
     settings = {**choice.monitors, **choice.rewards}
     names = [*choice.rewards, *(name for name in choice.monitors if name not in choice.rewards)]
     if not names:
         raise UserError(f"{NODE}: no reward is connected; add at least one Reward node")
-    rewards = {name: create_entry(name, settings[name]) for name in names}
-    judges = Judges(rewards, weights, {name: shape_of(settings[name]) for name in weights})
+    keys = {name: _identity(name, settings[name]) for name in names}
+    rewards = {name: choice.loaded.get(keys[name]) or create_entry(name, settings[name]) for name in names}
+    judges = Judges(rewards, weights, choice.loaded, {name: shape_of(settings[name]) for name in weights})
     if not weights:
         judges.weights = {names[0]: 1.0}
         judges.messages.append((names[0], "only monitors are connected; the advantages shown are this one's, as if it counted"))
-    for name, message in load_rewards(rewards, choose_device(device), None):
+    choice.loaded.clear()  # also of what a chain with other options has left there: its memory is needed now
+
+    def interrupt() -> None:
+        for reward in rewards.values():
+            reward.interrupt()
+
+    for name, message in watched(lambda: load_rewards(rewards, choose_device(device), None), check, interrupt):
         judges.broken[name] = f"can't be loaded: {message}"
+    choice.loaded.update({keys[name]: reward for name, reward in rewards.items() if name not in judges.broken})
     return judges
 
 
+def _leave(judges: Judges, reward: Reward) -> None:
+    """A reward whose thread is left behind: it should end soon, and nobody may use it meanwhile."""
+    reward.interrupt()
+    for key in [key for key, kept in judges.kept.items() if kept is reward]:
+        del judges.kept[key]
+
+
+def _identity(name: str, settings: Mapping[str, Any]) -> str:
+    """Equal for entries that the same reward object serves: those of equal kind and options, whatever they weigh."""
+    return json.dumps(split(name, settings), sort_keys=True, default=str)
+
+
 def score_all(subject: Subject, judges: Judges, between: Callable[[int], None] = lambda done: None) -> Scored:
-    """Score every picture with every reward; `between(done)` is called as (reward, picture) pairs get done and may raise.
+    """Score every picture with every reward; `between(done)` is called as (reward, picture) pairs get done, at least four times
+    a second, and may raise: then a reward that is at work is told to end, and is not kept.
 
     A reward that fails is NaN and a message. UserError only if no reward scored any picture.
     """
@@ -116,7 +149,13 @@ def score_all(subject: Subject, judges: Judges, between: Callable[[int], None] =
                 unknown = torch.full((len(texts[part]),), torch.nan, dtype=torch.float64)
                 parts.append(ScoreTable({name: unknown}, reasons={name: judges.broken[name]}))
             else:
-                parts.append(score_rewards({name: reward}, subject.images[part], texts[part], metadata[part]))
+                parts.append(
+                    watched(
+                        partial(score_rewards, {name: reward}, subject.images[part], texts[part], metadata[part]),
+                        partial(between, done),
+                        partial(_leave, judges, reward),
+                    )
+                )
             done += len(texts[part])
         tables[name] = join(parts)
         if lacking := int(tables[name].scores[name].isnan().sum()):
@@ -124,11 +163,13 @@ def score_all(subject: Subject, judges: Judges, between: Callable[[int], None] =
             reason = tables[name].reasons.get(name, "NaN")
             messages.append((name, f"{lacking} of {len(texts)} pictures not scored: {reason}{left_out}"))
         messages += tables[name].notes
-    scores = {name: table.scores[name] for name, table in tables.items()}
+    if broken := int(subject.broken.sum()):
+        messages.append(("pictures", f"{broken} of {len(texts)} hold values that are no numbers, so no score; {_NAN_ADVICE}"))
+    scores = {name: table.scores[name].masked_fill(subject.broken, torch.nan) for name, table in tables.items()}
     compared = {name: shape_scores(values, judges.shapes.get(name, Shape())) for name, values in scores.items()}
     between(done)
     if not any(bool(values.isfinite().any()) for values in scores.values()):
-        said = "; ".join(f"{name}: {text}" for name, text in messages if name in scores)
+        said = "; ".join(f"{name}: {text}" for name, text in messages if name in scores or name == "pictures")
         raise UserError(f"{NODE}: no reward could score any picture: {said}")
     return Scored(
         prompts=subject.prompts,

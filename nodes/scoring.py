@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 
 from comfy_api.latest import io, ui
+from PIL import Image
 
+from ..trainer.rewards.residency import park
 from . import host
 from .annotate import annotate
 from .score_pictures import appoint, score_all, subject_of
@@ -72,22 +74,30 @@ class ScoreGroup(io.ComfyNode):
     @classmethod
     def execute(cls, rewards, group=None, images=None, prompts="") -> io.NodeOutput:
         subject = subject_of(group, images, prompts or "")
-        judges = appoint(rewards, host.device())
-        progress = host.progress(len(subject.prompts) * len(judges.rewards))
+        judges = appoint(rewards, host.device(), host.raise_if_cancelled)
+        pictures = len(subject.prompts)
+        progress, shown = host.progress(pictures * len(judges.rewards)), -1
 
         def between(done: int) -> None:
+            nonlocal shown
             host.raise_if_cancelled()
-            progress.update_absolute(done)
+            if done != shown:  # asked four times a second, shown when something was done: the last picture that was scored
+                scored = Image.fromarray(subject.images[(done - 1) % pictures].numpy()) if done else None
+                progress.update_absolute(done, preview=scored)
+                shown = done
 
-        scored = score_all(subject, judges, between)
+        try:
+            scored = score_all(subject, judges, between)
+        finally:  # kept for the next execution, but not in the way of ComfyUI's own models
+            park(judges.kept.values())
         best, worst = best_and_worst(scored)
         annotated = annotate(subject.images, captions(scored), marks(scored))
-        pictures = subject.images.float() / 255
+        images = subject.images.float() / 255
         verdict = summary(scored)
         return io.NodeOutput(
             annotated,
-            pictures[best],
-            pictures[worst],
+            images[best],
+            images[worst],
             table(scored),
             verdict,
             json.dumps(data(scored), ensure_ascii=False, indent=1),

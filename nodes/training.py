@@ -10,7 +10,7 @@ from typing import Any
 from comfy_api.latest import io
 
 from ..trainer import runs
-from ..trainer.config import DEMO_MODEL
+from ..trainer.demo import EMBEDDED_MODELS
 from ..trainer.errors import UserError
 from . import host, jobs, pictures
 from . import training_flow as flow
@@ -188,7 +188,8 @@ class VGRPOTrainLoRA(io.ComfyNode):
 
 def default_settings(policy: PolicyChoice) -> Settings:
     """The preset that fits the base, unchanged."""
-    return Settings("demo" if policy.config.get("model") == DEMO_MODEL else policy.config["family"])
+    embedded = EMBEDDED_MODELS.get(policy.config.get("model"))
+    return Settings(embedded.preset if embedded else policy.config["family"])
 
 
 NODES: list[type[io.ComfyNode]] = [VGRPOTrainLoRA]

@@ -54,8 +54,10 @@ def pack(module: str) -> types.ModuleType:
 class ComfyNodes:
     """ComfyUI's code in a process of its own; started by the first call."""
 
-    def __init__(self, base: Path) -> None:
+    def __init__(self, base: Path, packages: Path | None = None) -> None:
+        """`packages`: a folder with further installed packages."""
         self.base = base
+        self._path = [packages] if packages else []
         for name in ("input", "models/diffusers", "models/loras"):
             (base / name).mkdir(parents=True, exist_ok=True)
         self._process: subprocess.Popen[str] | None = None
@@ -101,7 +103,7 @@ class ComfyNodes:
             site = comfyui_site(tree)
         except NoComfyUI as error:
             missing(str(error))
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (site, tree))), "PYTHONUTF8": "1"}
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (site, tree, *self._path))), "PYTHONUTF8": "1"}
         with open(self.base / "probe.log", "wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, str(PROBE), str(self.base), str(ROOT), PACKAGE],

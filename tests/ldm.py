@@ -29,24 +29,14 @@ _UNET_TOP = {
 }
 
 
-def sdxl_checkpoint(pipe: Any) -> State:
-    """All weights of an SDXL pipeline as one checkpoint file has them."""
-    return {
-        **{f"model.diffusion_model.{key}": value for key, value in ldm_unet(pipe.unet).items()},
-        **{f"first_stage_model.{key}": value for key, value in ldm_vae(pipe.vae).items()},
-        **{f"conditioner.embedders.0.transformer.{key}": value for key, value in hf_clip(pipe.text_encoder).items()},
-        **{f"conditioner.embedders.1.model.{key}": value for key, value in open_clip(pipe.text_encoder_2).items()},
-    }
-
-
 def hf_clip(encoder: Any) -> State:
     """transformers' names, `text_model.` in front whatever the version of transformers."""
     return {f"text_model.{key.removeprefix('text_model.')}": value for key, value in encoder.state_dict().items()}
 
 
-def ldm_unet(unet: Any) -> State:
-    layers = unet.config.layers_per_block
-    return {_unet_name(key, layers): value for key, value in unet.state_dict().items()}
+def ldm_unet_state(state: State, layers: int) -> State:
+    """`layers`: resnets of a level on the way down."""
+    return {_unet_name(key, layers): value for key, value in state.items()}
 
 
 def _unet_name(key: str, layers: int) -> str:
@@ -118,9 +108,10 @@ _OPEN_CLIP_TOP = {
 }
 
 
-def open_clip(encoder: Any) -> State:
+def open_clip(encoder: Any, projection: torch.Tensor | None = None) -> State:
+    """`projection`: of an encoder that has none of its own."""
     state = hf_clip(encoder)
-    projection = state.pop("text_model.text_projection.weight")
+    projection = state.pop("text_model.text_projection.weight", projection)
     out = {"text_projection": projection.T.contiguous()}
     out |= {new: state.pop(old) for old, new in _OPEN_CLIP_TOP.items()}
     for layer in range(encoder.config.num_hidden_layers):

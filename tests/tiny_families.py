@@ -135,7 +135,7 @@ def vp_scheduler(**config: Any):
     return DDIMScheduler(**{**usual, **config})
 
 
-def settle(unet: Any, steps: int = 400) -> None:
+def settle(unet: Any, steps: int = 100) -> None:
     """Let a UNet learn a little to predict noise, on latents of unit variance: pictures of a random one explode by b / a."""
     from trainer.policies.vp_samplers import Schedule
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from . import runs
-from .config import DEMO_MODEL, RunConfig, load_config
+from .config import RunConfig, load_config
 from .config.fields import looks_like_path
-from .demo import MODEL_DIR
+from .demo import EMBEDDED_MODELS
 from .errors import UserError, one_line
 from .extras import require_all
 from .rewards.registry import create_entry
@@ -48,7 +48,7 @@ def preflight(
         probe.unlink(missing_ok=True)
     except OSError as error:
         raise UserError(f"cannot write to the runs folder {root}: {one_line(error)}; choose another output folder") from error
-    needed = FREE_FOR_DEMO if config.policy.model == DEMO_MODEL else FREE_FOR_OTHERS
+    needed = FREE_FOR_DEMO if config.policy.model in EMBEDDED_MODELS else FREE_FOR_OTHERS
     if (free := free_bytes(root)) < needed:
         raise UserError(
             f"only {free / _GIB:.1f} GiB are free on the disk of {root}; a run needs {needed / _GIB:g} GiB for its checkpoints"
@@ -105,7 +105,8 @@ def _requirements() -> list[str]:
 
 def _check_files(config: RunConfig) -> None:
     model = config.policy.model
-    folder = MODEL_DIR if model == DEMO_MODEL else Path(model) if looks_like_path(model) else None
+    embedded = EMBEDDED_MODELS.get(model)
+    folder = embedded.model if embedded else Path(model) if looks_like_path(model) else None
     for part, file in {"": model, **config.policy.files}.items():
         if file.lower().endswith(".safetensors") and not Path(file).is_file():
             key = f"policy.files.{part}" if part else "policy.model"
@@ -113,7 +114,7 @@ def _check_files(config: RunConfig) -> None:
     if folder is not None and not folder.is_file() and not (Path(folder) / "model_index.json").is_file():
         raise UserError(
             f"policy.model: {folder} is not a diffusers model folder (it has no model_index.json); "
-            + ("install this pack anew" if model == DEMO_MODEL else "choose another, or put it back")
+            + ("install this pack anew" if embedded else "choose another, or put it back")
         )
     if config.policy.lora.init and not Path(config.policy.lora.init).exists():
         raise UserError(f"policy.lora.init: {config.policy.lora.init} is not there any more; choose another, or none")

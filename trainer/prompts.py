@@ -11,13 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .demo import PROMPT_FILES
+from .demo import EMBEDDED_MODELS
 from .errors import UserError
 
-DEMO = "demo"  # the word that means the embedded model's own prompts
 SUFFIXES = (".txt", ".jsonl")
 _MAX_DEPTH = 16
-_ALLOWED = "a list of prompts, a .txt file (one prompt a line), a .jsonl file or the word demo"
+_ALLOWED = "a list of prompts, a .txt file (one prompt a line), a .jsonl file or the word demo or demo-letters"
 
 
 @dataclass(frozen=True)
@@ -33,14 +32,14 @@ def load_prompts(source: object, where: str, base: Path | None = None) -> list[P
 
     source: a list of strings or {text | prompt, metadata} mappings; the path of a UTF-8 file, .txt (one prompt a line, blank
         lines and lines that start with # are skipped) or .jsonl (one object a line; keys beside `text`/`prompt` and `metadata`
-        join the metadata); or the word `demo`, the embedded files.
+        join the metadata); or the name of an embedded model, its own prompts.
     where: the configuration key, `prompts.train` or `prompts.evaluate`; it is named in errors and picks the embedded file.
     base: the folder that a relative path starts from (default: the current one).
     Raises UserError: one line with the key, the file and the line number.
     """
     if isinstance(source, str | Path):
-        if source == DEMO:
-            path = PROMPT_FILES[where.rsplit(".", 1)[-1]]
+        if embedded := EMBEDDED_MODELS.get(source):
+            path = embedded.prompts(where.rsplit(".", 1)[-1])
         else:
             path = Path(os.path.abspath(os.path.join(base or "", os.path.expanduser(source))))
         prompts = list(_read_file(path, where))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 
 import pytest
 
 from tests.comfyui.server import Refused
+from tests.faulty_server import FaultyServer
 
 SIZE = 64
 GRAPH = {
@@ -49,14 +51,20 @@ def graph(client, **changes):
     """The graph with every widget at its default unless given here; `changes` are by node, `sample={"steps": 2}`."""
     made = {}
     for name, node in GRAPH.items():
-        inputs = dict(node["inputs"])
-        if node["class_type"].startswith("VGRPO") and node["class_type"] != "VGRPOTestEcho":
-            for key, (kind, *options) in client.node(node["class_type"])["input"].get("required", {}).items():
-                options = options[0] if options else {}
-                if key not in inputs and ("default" in options or isinstance(kind, list)):
-                    inputs[key] = options.get("default", kind[0] if isinstance(kind, list) else None)
+        ours = node["class_type"].startswith("VGRPO") and node["class_type"] != "VGRPOTestEcho"
+        inputs = {**(required(client, node["class_type"]) if ours else {}), **node["inputs"]}
         made[name] = {"class_type": node["class_type"], "inputs": {**inputs, **changes.get(name, {})}}
     return made
+
+
+def required(client, node):
+    """The defaults of a node's required inputs."""
+    found = {}
+    for key, (kind, *options) in client.node(node)["input"].get("required", {}).items():
+        options = options[0] if options else {}
+        if "default" in options or isinstance(kind, list):
+            found[key] = options.get("default", kind[0] if isinstance(kind, list) else None)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +118,35 @@ def test_cancel_is_honoured_within_a_second_or_a_step(client):
     result = client.wait(prompt, 60)
     assert result.status == "interrupted"
     assert time.monotonic() - begin < 1 + 3 * step
+
+
+def test_cancel_is_honoured_while_a_reward_waits_for_its_server(client):
+    """The server takes a minute; after Cancel the queue is free at once, and the next execution asks it anew."""
+    asked, go = threading.Event(), threading.Event()
+
+    def answer(body, number):
+        asked.set()
+        go.wait(60)
+        return 200, {"scores": [0.5] * len(body["pictures"])}
+
+    with FaultyServer(answer) as server:
+        prompt = {
+            "image": {"class_type": "EmptyImage", "inputs": {"width": 64, "height": 64, "batch_size": 4, "color": 0x808080}},
+            "reward": {
+                "class_type": "VGRPORewardHttp",
+                "inputs": {**required(client, "VGRPORewardHttp"), "url": server.url},
+            },
+            "score": {"class_type": "VGRPOScoreGroup", "inputs": {"rewards": ["reward", 0], "images": ["image", 0]}},
+        }
+        waiting = client.queue(prompt)
+        assert asked.wait(60)
+        begin = time.monotonic()
+        client.interrupt()
+        result = client.wait(waiting, 60)
+        assert result.status == "interrupted"
+        assert time.monotonic() - begin < 5  # a busy machine may need more than a second to tell
+        go.set()
+        assert client.run(prompt).ok()
 
 
 @pytest.mark.parametrize(

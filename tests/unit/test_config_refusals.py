@@ -105,7 +105,7 @@ REFUSED = [
     ("policy.model=''", r"policy\.model = '': neither a folder nor a hub id"),
     (
         "policy.model=",
-        r"policy\.model = null; allowed: demo, the path of a diffusers folder or of a \.safetensors file, or a hub id",
+        r"policy\.model = null; allowed: demo, demo-letters, the path of a diffusers folder or of a \.safetensors file, or",
     ),
     ("policy.model=./no.safetensors", r"policy\.model = '.*no\.safetensors': file not found; allowed: an existing diffusers"),
     ("policy.parts=./no", r"policy\.parts = '.*no': folder not found; allowed: an existing diffusers folder, or a hub id"),
@@ -203,7 +203,7 @@ def test_an_override_that_cannot_be_read(override, said):
         ({"rollout": {"group_sise": 8}}, r"^unknown key 'rollout\.group_sise' \(did you mean 'rollout\.group_size'\?\)"),
         ({"objective": {"advantage": {"scal": "none"}}}, r"did you mean 'objective\.advantage\.scale'\?"),
         ({1: 2}, r"^unknown key '1' \(allowed: name, "),
-        ({"policy": {}}, r"^policy\.model is missing; it must be demo, the path of a diffusers folder"),
+        ({"policy": {}}, r"^policy\.model is missing; it must be demo, demo-letters, the path of a diffusers folder"),
         ({"policy": None}, r"^policy\.model is missing"),
         ({"prompts": {"train": ["a", "b"]}}, r"^prompts\.evaluate is missing; it must be a list of prompts"),
         ({"rewards": None}, r"^rewards is empty"),
@@ -211,8 +211,8 @@ def test_an_override_that_cannot_be_read(override, said):
         ({"policy": {"model": "demo", "lora": {"rank": "x"}}}, r"^policy\.lora\.rank = x; allowed: an integer [^(]*\([^)]*\)$"),
         ({"optimizer": {"lr": 10**400}}, r"^optimizer\.lr = .*; allowed"),
         ({"optimizer": {"lr": 10**5000}}, r"^optimizer\.lr = a huge number; allowed"),
-        ({"preset": "dmo"}, r"^unknown preset dmo \(did you mean 'demo'\? allowed: chroma, demo, flux"),
-        ({"preset": ["demo"]}, r"^preset = \['demo'\]; allowed: one of chroma, demo, flux"),
+        ({"preset": "dmo"}, r"^unknown preset dmo \(did you mean 'demo'\? allowed: awm, chroma, dance_grpo, demo"),
+        ({"preset": ["demo"]}, r"^preset = \['demo'\]; allowed: one of awm, chroma, dance_grpo, demo"),
     ],
 )
 def test_a_mapping_that_is_refused(changes, said):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import random
 
 import pytest
 import torch
 
 from trainer import cli
-from trainer.demo import MODEL_DIR, parts
-from trainer.demo.world import sample_scene
+from trainer.demo import MODEL_DIR
+from trainer.demo.build import measure
+from trainer.demo.scenes import Scenes
 
 MEGABYTE = 1_000_000
 
@@ -60,12 +60,10 @@ def test_the_third_text_encoder_says_nothing(pipe):
 def test_the_base_is_fair_but_far_from_perfect(pipe):
     """It obeys part of the time, so that there is something to win; docs/embedded-model.md has its figures."""
     names = ("transformer", "vae", "text_encoder", "text_encoder_2", "text_encoder_3", "tokenizer", "tokenizer_3")
-    rng = random.Random(5)
-    held_out = [s for s in (sample_scene(rng) for _ in range(1000)) if s.held_out]
     model = {name: getattr(pipe, name) for name in names}
-    score, accuracy = parts.measure(model, held_out, seed=2, samples=192)
+    score, accuracy = measure(Scenes(), model, seed=2, samples=192)
     assert 0.45 <= score <= 0.65 and 0.15 <= accuracy <= 0.4
-    guided_score, guided_accuracy = parts.measure(model, held_out, seed=2, samples=192, guidance=3.0)
+    guided_score, guided_accuracy = measure(Scenes(), model, seed=2, samples=192, guidance=3.0)
     assert guided_score > score + 0.05 and 0.4 <= guided_accuracy <= 0.7
 
 

@@ -50,6 +50,17 @@ def test_the_pictures_are_the_saved_ones_by_prompt_then_seed(finished):
     assert not torch.equal(images, pictures.evaluation_pictures(finished, config_of(finished), 0)[0])
 
 
+def test_pictures_of_several_sizes_stand_in_the_middle_of_black_ones(run):
+    """An IMAGE is one batch of one size."""
+    Image.new("RGB", (96, 32), (255, 255, 255)).save(run.samples / "000002" / "p001-s1.png")
+    images, note = pictures.evaluation_pictures(run, config_of(run), 2)
+    assert is_image(images) and images.shape == (4, 64, 96, 3) and note is None
+    assert (images[3, 16:48] == 1).all() and images[3].sum() == 3 * 96 * 32
+    first = np.asarray(Image.open(run.samples / "000002" / "p000-s0.png"))
+    assert np.array_equal((images[0, :, 16:80] * 255).round().to(torch.uint8).numpy(), first)
+    assert not images[0, :, :16].any() and not images[0, :, 80:].any()
+
+
 def test_what_does_not_fit_in_memory_is_left_out_and_said(finished, monkeypatch):
     monkeypatch.setattr(pictures, "MAX_BYTES", 3 * 64 * 64 * 3 * 4)
     images, note = pictures.evaluation_pictures(finished, config_of(finished), 2)

@@ -21,8 +21,8 @@ NODE = {
 }  # fmt: skip
 
 
-def choose(folder=None, **changes):
-    return bases.choose_policy(folder, **{**DEFAULT, **changes}).config
+def choose(base="demo", **changes):
+    return bases.choose_policy(base, **{**DEFAULT, **changes}).config
 
 
 def refusal(*arguments, **changes):
@@ -41,6 +41,11 @@ def test_the_embedded_model():
         "dtype": "float32",
         "gradient_checkpointing": False,
     }
+
+
+def test_the_other_embedded_model(comfy_nodes):
+    made = comfy_nodes.run("VGRPOPolicy", **{**NODE, "base": "letters (embedded model)"}).outputs[0]["config"]
+    assert (made["family"], made["model"], made["dtype"]) == ("sd3", "demo-letters", "float32")
 
 
 def test_what_saves_memory_is_left_to_the_preset_unless_chosen():
@@ -130,7 +135,7 @@ def test_bases_and_loras_come_by_list(comfy_nodes, tiny_sd3):
     (models / "loras" / "mine.safetensors").write_bytes(b"x")
     (models / "loras" / "old.pt").write_bytes(b"x")
     inputs = comfy_nodes.info("VGRPOPolicy")["input"]["required"]
-    assert inputs["base"][1]["options"][:2] == ["demo (embedded model)", "tiny sd3"]
+    assert inputs["base"][1]["options"][:3] == ["demo (embedded model)", "letters (embedded model)", "tiny sd3"]
     assert inputs["start_from"][1]["options"] == ["none", "mine.safetensors"]
     made = comfy_nodes.run("VGRPOPolicy", **{**NODE, "base": "tiny sd3", "start_from": "mine.safetensors"}).outputs[0]["config"]
     assert made["model"] == str(models / "diffusers" / "tiny sd3")

@@ -70,6 +70,11 @@ def test_files(tmp_path):
     assert "line 1" in refusal(prompt_text.from_files, tmp_path / "bad.jsonl", None, 1)
 
 
+def test_each_embedded_model_has_its_prompts():
+    made = prompt_text.from_demo("demo-letters")
+    assert all('"' in prompt.text for prompt in (*made.train, *made.evaluate))
+
+
 def test_the_demo_has_metadata_for_every_prompt():
     made = prompt_text.from_demo()
     assert len(made.train) >= 48 and len(made.evaluate) >= 48

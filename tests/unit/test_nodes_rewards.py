@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Literal
 
 import pytest
 from pydantic import Field
 
-from tests.comfy_api import NodeError, pack
+from tests.comfy_api import ComfyNodes, NodeError, pack
 
 reward_options = pack("nodes.reward_options")
 registry = pack("trainer.rewards.registry")
@@ -47,6 +48,45 @@ def test_every_built_in_reward_has_a_node(comfy_nodes):
     expected = {reward_options.node_id(name) for name in registry.BUILT_IN}
     assert {name for name in comfy_nodes.names() if name.startswith("VGRPOReward")} == expected
     assert "VGRPORewardJpegSize" in expected and reward_options.title("jpeg_size") == "Reward: JPEG size"
+
+
+THEIRS = """
+from vgrpo_pack.trainer.rewards import Reward, RewardOptions
+
+class Options(RewardOptions):
+    share: float = 0.5
+
+class Good(Reward):
+    name, description, range, Options = "my_reward", "What they like.", "0 to 1", Options
+
+    def score(self, images, prompts, metadata):
+        return images.float().mean((1, 2, 3))
+
+class TakesTheWeight(Good):
+    name = "greedy"
+    class Options(RewardOptions):
+        monitor_only: bool = False
+"""
+INFO = "my_rewards-1.0.dist-info"
+
+
+def test_a_reward_of_another_package_has_a_node(tmp_path):
+    """Installed for real. One that cannot be imported or shown is left out, its reason in the log, and takes no node away."""
+    (tmp_path / "site" / INFO).mkdir(parents=True)
+    (tmp_path / "site" / INFO / "METADATA").write_text("Metadata-Version: 2.1\nName: my-rewards\nVersion: 1.0\n")
+    (tmp_path / "site" / INFO / "entry_points.txt").write_text(
+        "[vgrpo.rewards]\nmy_reward = my_rewards:Good\ngreedy = my_rewards:TakesTheWeight\ngone = no_such_module:Gone\n"
+    )
+    (tmp_path / "site" / "my_rewards.py").write_text(THEIRS)
+    with contextlib.closing(ComfyNodes(tmp_path, tmp_path / "site")) as nodes:
+        assert {"VGRPORewardMyReward", "VGRPORewardScene", "VGRPOShapeReward"} <= set(nodes.names())
+        assert not {"VGRPORewardGone", "VGRPORewardGreedy"} & set(nodes.names())
+        shown = nodes.info("VGRPORewardMyReward")
+        assert "What they like." in shown["description"] and "share" in shown["input"]["required"]
+        made = nodes.run("VGRPORewardMyReward", weight=2.0, monitor_only=False, share=0.25)
+    assert made.outputs[0]["rewards"] == {"my_reward": {"weight": 2.0, "share": 0.25}}
+    log = (tmp_path / "probe.log").read_text(encoding="utf-8")
+    assert "the reward 'gone' has no node" in log and "the reward 'greedy' has no node" in log
 
 
 @pytest.mark.parametrize("name", list(registry.BUILT_IN))

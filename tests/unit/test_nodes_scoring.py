@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from tests.comfy_api import pack
 from trainer.objective import combine_advantages
 
 choices, pictures, report = pack("nodes.choices"), pack("nodes.score_pictures"), pack("nodes.score_report")
+options, watched = pack("nodes.reward_options"), pack("nodes.watched")
 Prompt = pack("trainer.prompts").Prompt
 Reward = pack("trainer.rewards").Reward
 NAN = math.nan
@@ -203,6 +206,41 @@ def test_two_of_a_kind_are_scored_apart():
     assert torch.equal(scored.scores["small"], -scored.scores["large"])
 
 
+# What is kept for the next execution
+
+
+def test_a_loaded_reward_is_taken_again():
+    choice = choices.RewardChoice({"brightness": {"weight": 1.0}}, {"jpeg_size": {"prefer": "large"}})
+    first, second = pictures.appoint(choice), pictures.appoint(choice)
+    assert all(first.rewards[name] is second.rewards[name] for name in ("brightness", "jpeg_size"))
+
+
+def test_a_chain_keeps_what_its_other_nodes_loaded():
+    """A node of the chain that changes makes a new choice from that before it; the weight is no matter of loading."""
+    before = options.add_reward("brightness", 1.0, False, {}, None)
+    one = pictures.appoint(options.add_reward("jpeg_size", 1.0, False, {"prefer": "small"}, before))
+    two = pictures.appoint(options.add_reward("jpeg_size", 0.5, False, {"prefer": "small"}, before))
+    three = pictures.appoint(options.add_reward("jpeg_size", 0.5, False, {"prefer": "large"}, before))
+    assert one.rewards == two.rewards
+    assert three.rewards["brightness"] is two.rewards["brightness"]
+    assert three.rewards["jpeg_size"] is not two.rewards["jpeg_size"]
+    assert list(before.loaded.values()) == list(three.rewards.values()), "what no chain uses any more is let go"
+
+
+def test_a_reward_that_could_not_be_loaded_is_tried_anew(monkeypatch):
+    made = iter([Unloadable(), Broken("nan")])
+    monkeypatch.setattr(pictures, "create_entry", lambda *_: next(made))
+    choice = choices.RewardChoice({"some": {}})
+    assert "some" in pictures.appoint(choice).broken and not choice.loaded
+    assert not pictures.appoint(choice).broken
+
+
+def test_what_is_kept_makes_no_choice_another_one():
+    choice = choices.RewardChoice({"brightness": {}})
+    pictures.appoint(choice)
+    assert choice == choices.RewardChoice({"brightness": {}}) and "loaded" not in repr(choice)
+
+
 def test_cancel_is_looked_at_between_few_pictures():
     class Cancel(Exception):
         pass
@@ -218,7 +256,68 @@ def test_cancel_is_looked_at_between_few_pictures():
     subject = pictures.subject_of(group(*levels, owners=[0] * len(levels)), None, "")
     with pytest.raises(Cancel):
         pictures.score_all(subject, appointed({"brightness": {}}), between)
-    assert seen == [0, pictures.CHUNK, 2 * pictures.CHUNK]
+    assert list(dict.fromkeys(seen)) == [0, pictures.CHUNK, 2 * pictures.CHUNK]
+
+
+class Hanging(Reward):
+    """Works until somebody interrupts it, on its weights or on pictures."""
+
+    def __init__(self, where):
+        super().__init__()
+        self.where, self.told, self.began = where, threading.Event(), threading.Event()
+
+    def load(self, device="cpu", dtype=None):
+        self._work("load")
+
+    def score(self, images, prompts, metadata):
+        self._work("score")
+        return images.float().mean((1, 2, 3))
+
+    def interrupt(self):
+        self.told.set()
+
+    def _work(self, where):
+        if self.where == where:
+            self.began.set()
+            self.told.wait(60)
+
+
+@pytest.mark.parametrize("where", ["load", "score"])
+def test_cancel_is_looked_at_while_a_reward_works(monkeypatch, where):
+    class Cancel(Exception):
+        pass
+
+    def cancelled(done=0):
+        if reward.began.is_set():
+            raise Cancel
+
+    reward = Hanging(where)
+    monkeypatch.setattr(pictures, "create_entry", lambda *_: reward)
+    choice = choices.RewardChoice({"hanging": {}})
+    subject = pictures.subject_of(group(1, 2, owners=[0, 0]), None, "")
+    began = time.monotonic()
+    with pytest.raises(Cancel):
+        pictures.score_all(subject, pictures.appoint(choice, check=cancelled), cancelled)
+    assert time.monotonic() - began < 5  # of the 60 seconds that it would work
+    assert reward not in choice.loaded.values(), "its thread may still use it"
+    assert reward.told.is_set()
+
+
+def test_what_a_reward_raises_in_its_thread_is_raised_here():
+    with pytest.raises(KeyError, match="gone"):
+        watched.watched(lambda: {}["gone"], lambda: None)
+    assert watched.watched(lambda: 3, lambda: None) == 3
+
+
+def test_pictures_that_are_no_numbers_have_no_score():
+    """As a VAE makes them that overflows: they would be scored as black pictures, and the verdict would blame the reward."""
+    made = group(10, 20, 30, 40, owners=[0, 0, 1, 1])
+    made.images[1, 2, 2, 0], made.images[3, 0, 0, 1] = NAN, math.inf
+    scored = pictures.score_all(pictures.subject_of(made, None, ""), appointed({"brightness": {}}))
+    assert scored.scores["brightness"].isnan().tolist() == [False, True, False, True]
+    assert "! pictures: 2 of 4 hold values that are no numbers" in report.summary(scored)
+    with pytest.raises(Exception, match="no reward could score any picture: pictures: 1 of 1 hold values that are no numbers"):
+        pictures.score_all(pictures.subject_of(None, grey(math.nan), "a"), appointed({"brightness": {}}))
 
 
 # What is said

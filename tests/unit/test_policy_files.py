@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -11,14 +10,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests import ldm
+from tests import ldm, native_names
 from tests.family_bench import CPU, PROMPTS, SAMPLING
 from tests.tiny_families import make_folder
 from trainer.errors import UserError
 from trainer.policies import policy_class
 from trainer.policies.checkpoint import recognise
 from trainer.policies.files import plain_weights
-from trainer.policies.references import REFERENCES, write_reference
+from trainer.policies.published import PUBLISHED
+from trainer.policies.references import write_reference
 
 SDXL_UNET = {
     "input_blocks.0.0.weight": (1, 1),
@@ -51,7 +51,7 @@ def sdxl(tmp_path_factory):
     folder = make_folder("sdxl", root / "model")
     pipe = StableDiffusionXLPipeline.from_pretrained(folder)
     file = root / "checkpoint.safetensors"
-    save_file({key: value.contiguous() for key, value in ldm.sdxl_checkpoint(pipe).items()}, file)
+    save_file(native_names.whole("sdxl", pipe), file)
     return folder, file
 
 
@@ -205,15 +205,6 @@ def test_plain_float8_and_packed_weights():
 # Without a folder
 
 
-def _tokenizers(root: Path) -> Path:
-    (root / "sd1_tokenizer").mkdir(parents=True)
-    (root / "sd1_tokenizer" / "vocab.json").write_text(json.dumps({"<|startoftext|>": 0, "<|endoftext|>": 1, "!": 2}))
-    (root / "sd1_tokenizer" / "merges.txt").write_text("#version: 0.2\n")
-    (root / "text_encoders" / "t5_tokenizer").mkdir(parents=True)
-    (root / "text_encoders" / "t5_tokenizer" / "tokenizer.json").write_text("{}")
-    return root
-
-
 # Parameters of the published models' parts.
 COUNTS = {
     "sd15": {"unet": 859_520_964, "vae": 83_653_863, "text_encoder": 123_060_480},
@@ -222,14 +213,14 @@ COUNTS = {
 }
 
 
-@pytest.mark.parametrize("family", REFERENCES)
+@pytest.mark.parametrize("family", COUNTS)
 def test_the_built_in_sizes_are_those_of_the_published_models(tmp_path, family):
     import diffusers
     import transformers
 
-    write_reference(family, "Any", tmp_path / "reference", _tokenizers(tmp_path / "comfy"), {})
+    write_reference(family, "Any", tmp_path / "reference", native_names.comfy_tokenizers(tmp_path / "comfy"), {}, {})
     counts = {}
-    for part, (library, kind, _) in REFERENCES[family].items():
+    for part, (library, kind, _) in PUBLISHED[family].items():
         cls = getattr(transformers if library == "transformers" else diffusers, kind)
         if not issubclass(cls, torch.nn.Module):
             continue
@@ -251,13 +242,17 @@ def test_a_missing_tokenizer_says_where_it_goes(tmp_path, sdxl, monkeypatch):
     assert str(tmp_path / "cache" / "tokenizers" / "sd1_tokenizer") in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_family_that_needs_a_folder_says_so(tmp_path):
-    with pytest.raises(UserError, match=r"^policy\.parts: a file of family chroma needs a diffusers folder or hub id"):
-        policy_class("chroma")(_file(tmp_path / "chroma.safetensors", MARKS["chroma"]), CPU, cache=tmp_path)
-
-
-def test_a_part_that_is_nowhere_is_named(tmp_path):
-    file = _file(tmp_path / "flux.safetensors", MARKS["flux"])
-    with pytest.raises(UserError, match=r"^policy\.files: .*has no vae; name its file in policy\.files\.vae") as caught:
-        policy_class("flux")(file, CPU, cache=tmp_path, tokenizers=str(_tokenizers(tmp_path / "comfy")))
+@pytest.mark.parametrize("family", MARKS)
+def test_a_part_that_is_nowhere_is_named(tmp_path, family):
+    file = _file(tmp_path / "base.safetensors", MARKS[family])
+    with pytest.raises(UserError, match=r"^policy\.files: .*has no \w+; name its file in policy\.files\.\w+") as caught:
+        policy_class(family)(file, CPU, cache=tmp_path, tokenizers=str(native_names.comfy_tokenizers(tmp_path / "comfy")))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("family", MARKS)
+def test_a_model_of_another_family_is_refused_by_name(tmp_path, family):
+    file = _file(tmp_path / "base.safetensors", MARKS[family])
+    for other in (name for name in MARKS if name != family):
+        with pytest.raises(UserError, match=rf"^policy\.family: .* of family {family} .*; set policy\.family to {family}$"):
+            policy_class(other)(file, CPU, cache=tmp_path)

@@ -17,7 +17,6 @@ from trainer.policies import load_policy
 
 pytestmark = pytest.mark.slow
 
-NEW = [name for name in FAMILIES if name != "sd3"]  # sd3's runs are tested by themselves
 # As the people of a family sample it; two passes or an input of the network.
 GUIDANCE = {"flux": 3.5, "qwen_image": 2.0}
 
@@ -29,14 +28,18 @@ class Case:
     family: str
     lr: float = 3e-2
     pairs: int = 2
+    rise: float = 0.01
     guidance: float | None = None
     model: dict[str, Any] = field(default_factory=dict)
     v_prediction: bool = False
 
 
+# Half as wide, so that it settles in seconds.
+SETTLED = {"settled": True, "block_out_channels": (16, 32)}
 CASES = {
-    "sd15": Case("sd15", lr=1e-2, model={"settled": True}),
-    "sdxl": Case("sdxl", lr=4e-3, pairs=4, model={"settled": True}),
+    "sd3": Case("sd3", lr=0.2, rise=0.005),  # its small decoder paints in a narrow range
+    "sd15": Case("sd15", lr=1e-2, model=SETTLED),
+    "sdxl": Case("sdxl", lr=4e-3, pairs=4, model=SETTLED),
     "sdxl-vpred": Case("sdxl", guidance=3.0, v_prediction=True),
     "flux": Case("flux"),
     "chroma": Case("chroma"),
@@ -73,7 +76,7 @@ def _config(folder, family, rollout=None, guidance=None, **changes):
 
 
 def test_every_family_has_a_case():
-    assert {case.family for case in CASES.values()} == set(NEW)
+    assert {case.family for case in CASES.values()} == set(FAMILIES)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -90,10 +93,10 @@ def test_brightness_rises_within_15_iterations(tmp_path, name):
     curve = [value for _, value in series(run)["reward/brightness/mean"]]
     assert len(curve) == 15
     before, after = summary["eval_reward_before"], summary["eval_reward_after"]
-    assert after > before + 0.01, (before, after, curve)  # held-out prompts, the same seeds
+    assert after > before + case.rise, (before, after, curve)  # held-out prompts, the same seeds
 
 
-@pytest.mark.parametrize("family", NEW)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_stopping_and_resuming_changes_nothing(folders, tmp_path, family):
     data = _config(folders(family), family, iterations=3)
     whole, stopped = new_run(tmp_path / "a", data), new_run(tmp_path / "b", data)
@@ -104,7 +107,7 @@ def test_stopping_and_resuming_changes_nothing(folders, tmp_path, family):
     assert_same_outcome(stopped, whole)
 
 
-@pytest.mark.parametrize("family", NEW)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_the_lora_of_a_run_is_a_lora_of_its_base(folders, tmp_path, family):
     data = _config(folders(family), family, iterations=1)
     run = new_run(tmp_path, data)

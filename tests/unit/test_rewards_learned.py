@@ -182,10 +182,22 @@ def test_between_rounds_of_scoring(make, monkeypatch, offload, short, parked):
     assert moves[-1] == (torch.device("cuda:0"),), "it comes back by itself"
 
 
+@pytest.mark.parametrize(("offload", "parked"), [("auto", True), ("always", True), ("never", False)])
+def test_parked_whether_memory_is_short_or_not(make, monkeypatch, offload, parked):
+    reward = make(offload=offload)
+    reward.load("cpu")
+    reward._device = torch.device("cuda:0")
+    monkeypatch.setattr(learned, "short_of_memory", lambda device: False)
+    monkeypatch.setattr(reward._module, "to", lambda *a, **k: reward._module)
+    assert residency.park([create("brightness"), reward]) == (["hpsv2"] if parked else [])
+
+
 def test_on_the_cpu_nothing_is_parked(make):
     reward = make(offload="always")
+    assert residency.park([reward]) == [], "nor before it is loaded"
     reward.load("cpu")
-    assert residency.rest([reward]) == [] and not residency.short_of_memory(torch.device("cpu"))
+    assert residency.rest([reward]) == residency.park([reward]) == []
+    assert not residency.short_of_memory(torch.device("cpu"))
 
 
 class Evil:

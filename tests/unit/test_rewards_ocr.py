@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import random
 import socket
 from pathlib import Path
 
 import matplotlib
+import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
+from trainer.demo.letters.world import WORDS, draw
 from trainer.errors import UserError
 from trainer.rewards import create
 from trainer.rewards.ocr import edit_distance, similarity, targets
@@ -109,7 +112,7 @@ class Reading:
     def __new__(cls, *texts, **options):
         reward = create("ocr", options)
         said = dict(enumerate(texts))
-        reward.read = lambda image: said[int(image[0, 0, 0])]
+        reward.read = lambda images: [said[int(image[0, 0, 0])] for image in images]
         return reward
 
 
@@ -135,6 +138,12 @@ def test_several_texts():
     assert scores_of(Reading("one"), prompt).scores["ocr"][0] == pytest.approx((1 + 0) / 2)
     assert scores_of(Reading("one two", rule="whole"), prompt).scores["ocr"].tolist() == [1]
     assert scores_of(Reading("two one", rule="whole"), prompt).scores["ocr"][0] < 1
+
+
+def test_whole_means_exactly_the_text():
+    """With `whole` the figure `exact` counts nothing that has more than the text; with the other rules more is free."""
+    assert scores_of(Reading("one two", rule="whole"), '"one"').details["ocr/exact"].tolist() == [0]
+    assert scores_of(Reading("one two"), '"one"').details["ocr/exact"].tolist() == [1]
 
 
 def test_prompts_without_a_text_have_no_score():
@@ -189,7 +198,7 @@ def test_real_letters_are_read(reader, size, text, other):
     if size == 32:
         text, other = text[:3], other[:3]
     image = drawn(text, size)[None]
-    assert reader.score(image, [f'a sign that says "{text}"'], [{}]).tolist() == [1], reader.read(image[0])
+    assert reader.score(image, [f'a sign that says "{text}"'], [{}]).tolist() == [1], reader.read(image)
     assert reader.score(image, [f'a sign that says "{other}"'], [{}])[0] < 0.7
 
 
@@ -201,10 +210,46 @@ def test_better_writing_scores_higher(reader):
     assert scores == sorted(scores, reverse=True) and scores[0] == 1 and scores[-1] < 0.5
 
 
+@pytest.fixture(scope="module")
+def line_reader(reader):
+    return create("ocr", {"lines": "one", "rule": "whole"})
+
+
 @pytest.mark.slow
-def test_an_empty_picture_scores_nothing_and_is_scored(reader):
+def test_an_empty_picture_scores_nothing_and_is_scored(reader, line_reader):
     blank = torch.full((2, 64, 96, 3), 128, dtype=torch.uint8)
-    assert reader.score(blank, ['"A"', '"A"'], [{}, {}]).tolist() == [0, 0]
+    for one in (reader, line_reader):
+        assert one.score(blank, ['"A"', '"A"'], [{}, {}]).tolist() == [0, 0]
+
+
+def label(word):
+    """uint8[32, 64, 3] of the letters world: one line of text that fills the picture."""
+    return torch.from_numpy(np.array(draw(word, random.Random(word))))
+
+
+@pytest.mark.slow
+def test_pictures_of_one_line_are_read_without_a_search(line_reader):
+    """Together and in any order, and each as it would be read alone; pictures of another shape beside them change nothing."""
+    images = torch.stack([label(word) for word in WORDS])
+    prompts = [f'the word "{word}"' for word in WORDS]
+    assert line_reader.score(images, prompts, [{}] * len(WORDS)).min() == 1
+    assert line_reader.score(images, prompts[1:] + prompts[:1], [{}] * len(WORDS)).mean() < 0.7
+    fresh = create("ocr", {"lines": "one"})
+    assert fresh.read([label("BAD"), drawn("OPEN", 64)[16:48, :], label("CAT").repeat(1, 2, 1)]) == ["BAD", "OPEN", "CAT CAT"]
+
+
+@pytest.mark.slow
+def test_a_picture_is_read_once(line_reader):
+    word, calls = label("DEN"), []
+    engine = line_reader._engine or line_reader.load() or line_reader._engine
+    read = engine.recognize_txt
+    engine.recognize_txt = lambda arrays: calls.append(len(arrays)) or read(arrays)
+    try:
+        assert line_reader.read([word, word, label("EGG")]) == ["DEN", "DEN", "EGG"]
+        assert line_reader.read([label("EGG")]) == ["EGG"]
+    finally:
+        del engine.recognize_txt
+    assert sum(calls) <= 2
 
 
 @pytest.mark.slow
@@ -214,7 +259,7 @@ def test_colours_come_in_the_right_order(reader):
     engine = reader._engine
     reader._engine = lambda array: seen.append(array) or engine(array)
     try:
-        reader.read(drawn("BLUE", 96, ink=(0, 0, 255), paper=(255, 0, 0)))
+        reader.read([drawn("BLUE", 96, ink=(0, 0, 255), paper=(255, 0, 0))])
     finally:
         reader._engine = engine
     assert seen[0][0, 0].tolist() == [0, 0, 255]  # blue, green, red

@@ -156,6 +156,22 @@ def test_what_is_shown(root, run):
         assert (await got(client, "/vgrpo/runs/torn/config", 409))["error"]
 
 
+def test_what_a_preset_leaves_open_is_no_difference(root, run):
+    prompts = [{"text": f"prompt {number}", "metadata": {"tag": "counting"}} for number in range(48)]
+    given = {
+        "preset": "sd3",
+        "seed": 5,
+        "rewards": {"geneval": {"weight": 2}},
+        "prompts": {"train": prompts, "evaluate": ["b"]},
+    }
+    runs.write_atomic(run.config_file, load_config(given, check_files=False).to_yaml())
+
+    @served(root)
+    async def test(client):
+        config = await got(client, "/vgrpo/runs/demo-1/config")
+        assert (config["preset"], config["diff"]) == ("sd3", [{"key": "seed", "value": 5, "preset": 0}])
+
+
 def test_events_are_windows(root, run):
     @served(root)
     async def test(client):

@@ -60,6 +60,23 @@ def test_the_page_and_all_that_it_names_is_there():
                     assert target.startswith("."), (path, target)
                     todo.append(str(URL(f"http://x{path}").join(URL(target)).path))
         assert {"/web/lib/store.mjs", "/web/views/cards.mjs", "/web/views/detail.mjs"} <= seen
+        # All that the page will ask for is told at its beginning: one import after another would take as long again.
+        early = {"/" + name for name in re.findall(r'rel="(?:module)?preload"[^>]* href="([^"]+)"', text)}
+        assert early == seen - {"/web/page/page.mjs"}
+        asked = (page.WEB / "lib" / "styles.mjs").read_text(encoding="utf-8")
+        (sheets,) = re.findall(r"const SHEETS = \[(.*)\]", asked)
+        names = [*re.findall(r'"(\w+)"', sheets), "page"]
+        assert {path for path in early if path.endswith(".css")} == {f"/web/styles/{name}.css" for name in names}
+
+    served(test)
+
+
+def test_a_file_that_the_browser_has_is_not_sent_again():
+    async def test(client):
+        _, headers, body = await answer(client, "/web/lib/store.mjs")
+        assert body == (page.WEB / "lib" / "store.mjs").read_bytes() and headers["Cache-Control"] == "no-cache"
+        for known, status in ((headers["ETag"], 304), (f'"x", {headers["ETag"]}', 304), ('"x"', 200)):
+            assert (await answer(client, "/web/lib/store.mjs", **{"If-None-Match": known}))[0] == status
 
     served(test)
 

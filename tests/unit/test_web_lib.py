@@ -166,7 +166,7 @@ def test_a_run_is_followed(run, writer, page):
     state = page.until(lambda state: agrees(state, run) and state["summary"]["seq"] == 46)
     assert state["train"]["x"] == list(range(1, 38))
     write_state(run, RunState("finished", iteration=500, iterations=500))
-    state = page.until(lambda state: state["detail"]["status"] == "finished")
+    state = page.until(lambda state: state["detail"]["status"] == state["summary"]["status"] == "finished")
     assert state["summary"]["actions"] == ["delete"]
 
 

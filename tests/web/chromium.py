@@ -12,11 +12,13 @@ from tests.comfyui.comfyui_tree import missing
 
 INSTALL = "apt-get install chromium (Debian, Ubuntu: chromium-browser), or set CHROMIUM_PATH"
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-# A container has no user namespaces and a small /dev/shm; without a GPU, WebGL is drawn by SwiftShader.
-_OPTIONS = ("--no-sandbox", "--disable-dev-shm-usage", "--enable-unsafe-swiftshader", "--force-color-profile=srgb")
-_QUIET = ("--disable-background-networking", "--disable-component-update", "--no-first-run", "--mute-audio")
-# Any other host than this machine does not exist: a page that asks for one fails at once.
-_LOCAL = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost"
+OPTIONS = (
+    # A container has no user namespaces and a small /dev/shm; without a GPU, WebGL is drawn by SwiftShader.
+    *("--no-sandbox", "--disable-dev-shm-usage", "--enable-unsafe-swiftshader", "--force-color-profile=srgb"),
+    *("--disable-background-networking", "--disable-component-update", "--no-first-run", "--mute-audio"),
+    # Any other host than this machine does not exist: a page that asks for one fails at once.
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost",
+)
 
 
 class NoChromium(Exception):
@@ -41,7 +43,7 @@ def chromium() -> Iterator[Any]:
     except ImportError as error:
         raise NoChromium("pip install playwright (its own browsers are not needed)") from error
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=[*_OPTIONS, *_QUIET, _LOCAL])
+        browser = playwright.chromium.launch(executable_path=path, args=[*OPTIONS])
         try:
             yield browser
         finally:

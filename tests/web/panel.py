@@ -127,8 +127,8 @@ class Panel:
         figure.locator(".nsewdrag").first.hover()
         return figure.locator(".hoverlayer").first.text_content()
 
-    def drag(self, start: float, end: float, title: str = "Total reward") -> None:
-        """Zooms with the mouse, from one share of the chart's width to another."""
+    def drag(self, start: float, end: float, title: str = "Total reward", drop: bool = True) -> None:
+        """Zooms with the mouse, from one share of the chart's width to another; without `drop` the button is still down."""
         area = self.figure(title).locator(".nsewdrag").first
         area.scroll_into_view_if_needed()
         box = area.bounding_box()
@@ -136,7 +136,8 @@ class Panel:
         self.page.mouse.move(box["x"] + start * box["width"], y)
         self.page.mouse.down()
         self.page.mouse.move(box["x"] + end * box["width"], y, steps=5)
-        self.page.mouse.up()
+        if drop:
+            self.page.mouse.up()
 
     def pictures(self, iteration: int | None = None) -> Any:
         """The pictures in the sample grid."""

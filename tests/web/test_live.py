@@ -68,6 +68,9 @@ def test_a_queued_graph_is_followed_and_survives_a_reload(comfy, client, live, o
     panel.open_sidebar().card_says(live.NAME, "running")
     tab.look_at("VGRPOTrainLoRA")
     node.get_by_text("running").first.wait_for()
+    node.get_by_role("img", name=re.compile("^Reward curve, from")).wait_for()
+    newest = node.get_by_role("button", name=re.compile("^The latest pictures"))
+    panel.until(lambda: newest.count() and all_pictures_loaded(node), "the node shows the newest pictures", PATIENCE_S)
     panel.open_run(live.NAME).tab("Curves")
     grows(panel)
     live.ask(client, "pause")
@@ -100,17 +103,38 @@ def test_two_tabs_show_the_same_and_both_control(comfy, client, live, open_page)
     at = one.iteration(live.NAME)
     one.until(lambda: one.iteration(live.NAME) > at and two.iteration(live.NAME) > at, "both go on", PATIENCE_S)
 
-    before = state(client, live.id)
+    # Of a run that stands still nothing but what is asked for makes a checkpoint or pictures.
+    at = stands_without_pictures(one, client, live)
     one.press(live.NAME, "Checkpoint now")
     two.press(live.NAME, "Sample now")
 
     def obeyed():
-        now = state(client, live.id)  # old checkpoints are removed as new ones come
-        newest = now["checkpoints"][-1]["iteration"] if now["checkpoints"] else -1
-        return newest >= before["iteration"] and len(now["samples"]) > len(before["samples"])
+        now = state(client, live.id)
+        return at in iterations(now["checkpoints"]) and at in iterations(now["samples"])
 
-    one.until(obeyed, "a checkpoint and samples are made", PATIENCE_S)
-    two.open_run(live.NAME).tab("Events").get_by_text("checkpoint").first.wait_for()
+    one.until(obeyed, f"a checkpoint and pictures of iteration {at} are made", PATIENCE_S)
+    for panel in (one, two):
+        panel.open_run(live.NAME).tab("Samples")
+        panel.pictures(at).first.wait_for()
+        panel.until(lambda panel=panel: all_pictures_loaded(panel.view("Samples")), "the new pictures are there")
+        panel.tab("Events").get_by_text("checkpoint").first.wait_for()
+
+
+def stands_without_pictures(panel, client, live):
+    """Pauses the run at an iteration that is between two evaluations, and returns which."""
+    while True:
+        panel.press(live.NAME, "Pause")
+        panel.card_says(live.NAME, "paused")
+        now = becomes(client, live.id, "paused")
+        if now["iteration"] not in iterations(now["samples"]) + iterations(now["checkpoints"]):
+            return now["iteration"]
+        panel.press(live.NAME, "Resume")
+        becomes(client, live.id, "running", iteration=now["iteration"] + 1)
+        panel.card_says(live.NAME, "running")
+
+
+def iterations(entries):
+    return [entry["iteration"] for entry in entries]
 
 
 def test_the_panel_comes_back_when_the_server_restarts_in_mid_run(comfy, client, live, open_page):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import load_config
 from ..config.text import parse
+from ..demo import EMBEDDED_MODELS
 from ..errors import UserError, one_line
 from ..prompts import Prompt, load_prompts
 from ..rewards import registry
@@ -154,7 +155,7 @@ def _print_table(rows: Sequence[_Row], names: Sequence[str]) -> None:
 
 
 def _prompts(source: str | None) -> list[Prompt]:
-    if source != "demo":
+    if source not in EMBEDDED_MODELS:
         return load_prompts(source, "--prompts") if source else []
     return [*load_prompts(source, "prompts.train"), *load_prompts(source, "prompts.evaluate")]
 

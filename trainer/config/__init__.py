@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from .load import load_config, load_preset, preset_names
 from .model import (
-    DEMO_MODEL,
     FAMILIES,
     AdvantageConfig,
     CheckpointConfig,
@@ -21,7 +20,6 @@ from .model import (
 from .table import KeyRow
 
 __all__ = [
-    "DEMO_MODEL",
     "FAMILIES",
     "AdvantageConfig",
     "CheckpointConfig",

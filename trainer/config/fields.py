@@ -36,7 +36,7 @@ def absolute(value: str, base: str | os.PathLike[str] = "") -> str:
 
 def model_source(value: str, check: bool, files: bool = True) -> str:
     """An existing folder or (with `files`) .safetensors file as an absolute path, or a hub id unchanged."""
-    path, more = absolute(value), "a .safetensors file, demo, " if files else ""
+    path, more = absolute(value), "a .safetensors file, demo, demo-letters, " if files else ""
     if value and os.path.isdir(path):
         return path
     if looks_like_path(value) or (files and os.path.isfile(path)):

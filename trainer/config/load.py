@@ -11,10 +11,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from ..demo import EMBEDDED_MODELS
 from ..errors import UserError
-from ..prompts import DEMO
 from .fields import absolute, looks_like_path
-from .model import DEMO_MODEL, PARTS, RunConfig
+from .model import PARTS, RunConfig
 from .problems import explain, section_names, unknown_key
 from .table import show
 from .text import parse
@@ -135,7 +135,7 @@ def _anchored(data: dict[str, Any], base: str) -> dict[str, Any]:
     for key in ("policy.lora.init", "policy.tokenizers", *(f"policy.files.{part}" for part in PARTS)):
         _rewrite(data, key, lambda value: absolute(value, base) if value else value)
     for key in ("prompts.train", "prompts.evaluate"):
-        _rewrite(data, key, lambda value: value if value == DEMO or not value else absolute(value, base))
+        _rewrite(data, key, lambda value: value if value in EMBEDDED_MODELS or not value else absolute(value, base))
     for section in _REPLACED:
         for name in data.get(section) if isinstance(data.get(section), dict) else ():
             for option in _MODELS_OF_REWARDS:
@@ -145,7 +145,7 @@ def _anchored(data: dict[str, Any], base: str) -> dict[str, Any]:
 
 def _anchored_model(value: str, base: str) -> str:
     path = absolute(value, base)
-    if value and value != DEMO_MODEL and (looks_like_path(value) or os.path.exists(path)):
+    if value and value not in EMBEDDED_MODELS and (looks_like_path(value) or os.path.exists(path)):
         return path
     return value
 

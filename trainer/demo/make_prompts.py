@@ -1,9 +1,10 @@
-"""Remake the demo's prompt files, the same bytes every time.
+"""Remake the embedded models' prompt files, the same bytes every time.
 
     python trainer/demo/make_prompts.py
 
-Train and evaluate share no attribute combination (`Scene.held_out`). Each line is {"prompt": text, "metadata": specification};
-the kinds (single, count, pair, relation) take turns, so that any prefix of a file is balanced.
+Train and evaluate share no attribute combination (`Scene.held_out`) and no word. A line of the scenes' files is
+{"prompt": text, "metadata": specification}; the kinds (single, count, pair, relation) take turns, so that any prefix of a file
+is balanced.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ if __package__ in (None, ""):  # started as a file
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     __package__ = "trainer.demo"
 
-from . import PROMPT_FILES
+from . import DEMO, EMBEDDED_MODELS, LETTERS
+from .letters import world as letters
 from .world import Scene, caption, sample_scene
 
 KINDS = ("single", "count", "pair", "relation")
@@ -79,11 +81,12 @@ def _spread(scenes: list[Scene], wanted: int, rng: random.Random) -> list[Scene]
 
 
 def main() -> None:
-    for name, path in PROMPT_FILES.items():
-        lines = make_prompts(name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8", newline="\n")
-        print(f"{len(lines)} prompts in {path}")
+    for world, make in ((DEMO, make_prompts), (LETTERS, letters.prompts)):
+        for part in SIZES:
+            path, lines = EMBEDDED_MODELS[world].prompts(part), make(part)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8", newline="\n")
+            print(f"{len(lines)} prompts in {path}")
 
 
 if __name__ == "__main__":

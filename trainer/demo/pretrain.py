@@ -1,10 +1,12 @@
-"""Training the embedded model's parts, one function a stage of `build.py`. CPU only."""
+"""Training an embedded model's parts, one function a stage of `build.py`. CPU only."""
 
 from __future__ import annotations
 
+import argparse
 import copy
 import random
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -12,7 +14,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .parts import LATENT_CHANNELS, SCALING, SHIFT, T5_TOKENS, TIMESTEP_SHIFT, encode_texts, tokenize
-from .world import BACKGROUNDS, COLORS, RELATIONS, SHAPES, caption, corrupt, sample_scene
+from .recipe import Recipe
 
 T5_SHARE = 0.05
 
@@ -21,8 +23,8 @@ def to_signed(pictures: torch.Tensor) -> torch.Tensor:
     return (pictures.float() / 127.5 - 1).to(memory_format=torch.channels_last)
 
 
-def train_autoencoder(pictures: torch.Tensor, steps: int, batch: int, seed: int):
-    """TAESD on latents with noise of every size up to half their spread.
+def train_autoencoder(pictures: torch.Tensor, steps: int, batch: int, seed: int, channels: int = 64):
+    """TAESD (`channels` wide) on latents with noise of every size up to half their spread.
 
     A sampler's latents are never exact, and latents that bear noise hold little detail for the transformer to learn
     (arXiv 2507.15856 trains its tokenizer so).
@@ -30,7 +32,13 @@ def train_autoencoder(pictures: torch.Tensor, steps: int, batch: int, seed: int)
     from diffusers import AutoencoderTiny
 
     torch.manual_seed(seed)
-    vae = AutoencoderTiny(latent_channels=LATENT_CHANNELS, scaling_factor=SCALING, shift_factor=SHIFT)
+    vae = AutoencoderTiny(
+        latent_channels=LATENT_CHANNELS,
+        encoder_block_out_channels=(channels,) * 4,
+        decoder_block_out_channels=(channels,) * 4,
+        scaling_factor=SCALING,
+        shift_factor=SHIFT,
+    )
     vae = vae.to(memory_format=torch.channels_last)
     optimizer = torch.optim.AdamW(vae.parameters(), lr=1e-3, weight_decay=0)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, total_steps=steps, pct_start=0.05)
@@ -62,7 +70,7 @@ def train_autoencoder(pictures: torch.Tensor, steps: int, batch: int, seed: int)
 
 @torch.no_grad()
 def encode_latents(vae, pictures: torch.Tensor) -> torch.Tensor:
-    """Normalised latents float16[N, 16, 8, 8], as the transformer sees them."""
+    """Normalised latents float16[N, 16, H / 8, W / 8], as the transformer sees them."""
     parts = []
     for chunk in pictures.split(256):
         with torch.autocast("cpu", torch.bfloat16):
@@ -71,25 +79,25 @@ def encode_latents(vae, pictures: torch.Tensor) -> torch.Tensor:
     return torch.cat(parts)
 
 
-def train_text_encoders(parts: dict, steps: int, batch: int, seed: int) -> None:
-    """Both text encoders, before any picture: the pooled embedding must tell the scene that a caption describes.
+def train_text_encoders(parts: dict, recipe: Recipe, steps: int, batch: int, seed: int) -> None:
+    """Both text encoders, before any picture: the pooled embedding must tell what a caption describes.
 
-    SD3's encoders come pre-trained as well (there with pictures); here linear heads read colours, shapes, counts, sizes,
-    relation and background off each encoder. Afterwards the encoders are frozen.
+    SD3's encoders come pre-trained as well (there with pictures); here linear heads read the recipe's facts (colours, shapes
+    and counts, say) off each encoder. Afterwards the encoders are frozen.
     """
     torch.manual_seed(seed)
     rng = random.Random(seed)
     encoders = torch.nn.ModuleDict({k: parts[k] for k in ("text_encoder", "text_encoder_2")})
-    sizes = [len(values) for _ in range(2) for values in (_COLOR, _SHAPE, _COUNT, _SIZE)] + [len(_RELATION), len(_BACKGROUND)]
+    sizes = recipe.fact_sizes
     heads = torch.nn.ModuleDict({k: torch.nn.Linear(m.config.projection_dim, sum(sizes)) for k, m in encoders.items()})
     parameters = [*encoders.parameters(), *heads.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=2e-3, weight_decay=0.01, fused=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps, pct_start=0.1)
     started = time.time()
     for step in range(steps):
-        chosen = [sample_scene(rng) for _ in range(batch)]
-        targets = torch.tensor([_facts(scene) for scene in chosen])
-        ids = tokenize(parts["tokenizer"], [caption(scene, rng) for scene in chosen])
+        chosen = [recipe.sample(rng) for _ in range(batch)]
+        targets = torch.tensor([recipe.facts(item) for item in chosen])
+        ids = tokenize(parts["tokenizer"], [recipe.caption(item, rng) for item in chosen])
         loss, right = 0.0, torch.ones(batch, dtype=torch.bool)
         with sdpa_kernel(SDPBackend.MATH):
             for name, encoder in encoders.items():
@@ -108,22 +116,15 @@ def train_text_encoders(parts: dict, steps: int, batch: int, seed: int) -> None:
     encoders.requires_grad_(False).eval()
 
 
-_COLOR, _SHAPE, _COUNT = (None, *sorted(COLORS)), (None, *SHAPES), (None, 1, 2, 3)
-_SIZE, _RELATION, _BACKGROUND = (None, "small", "large"), (None, *RELATIONS), (None, *sorted(BACKGROUNDS))
-
-
-def _facts(scene) -> list[int]:
-    """The scene as class numbers; the order of its groups only counts where a relation gives it a meaning."""
-    groups = list(scene.groups) if scene.relation else sorted(scene.groups, key=lambda g: (g.color, g.shape))
-    facts = []
-    for group in [*groups, None][:2]:
-        named = (group.color, group.shape, group.count, group.size) if group else (None,) * 4
-        facts += [kinds.index(value) for kinds, value in zip((_COLOR, _SHAPE, _COUNT, _SIZE), named, strict=True)]
-    return [*facts, _RELATION.index(scene.relation), _BACKGROUND.index(scene.background)]
-
-
-def train_denoiser(parts: dict, scenes: list, latents: torch.Tensor, args, evaluate, state_file: Path) -> None:
-    """The transformer alone; rectified flow, z = (1 - t) x + t eps, target eps - x.
+def train_denoiser(
+    parts: dict,
+    caption_of: Callable[[int, random.Random], str],
+    latents: torch.Tensor,
+    args: argparse.Namespace,
+    evaluate: Callable[[torch.nn.Module, int], None],
+    state_file: Path,
+) -> None:
+    """The transformer alone; rectified flow, z = (1 - t) x + t eps, target eps - x; `caption_of` words a picture by its number.
 
     The forward and backward passes run in bfloat16 on a copy of the float32 weights, and with plain attention, since the
     fused kernel's backward pass is slow on short sequences. Every random number derives from the stretch between two
@@ -154,7 +155,7 @@ def train_denoiser(parts: dict, scenes: list, latents: torch.Tensor, args, evalu
         zeros = T5_TOKENS if rng.random() < T5_SHARE else 0
         batch = args.batch // 4 if zeros else args.batch
         index = torch.randint(len(latents), (batch,), generator=generator)
-        texts = [noisy_caption(scenes[i], rng, args.caption_noise) for i in index.tolist()]
+        texts = [caption_of(i, rng) for i in index.tolist()]
         x = latents[index].float()
         u = torch.rand(batch, generator=generator)
         t = TIMESTEP_SHIFT * u / (1 + (TIMESTEP_SHIFT - 1) * u)
@@ -193,10 +194,3 @@ def _step_masters(masters: list, copies: list, optimizer, schedule) -> None:
     schedule.step()
     with torch.no_grad():
         torch._foreach_copy_(copies, masters)
-
-
-def noisy_caption(scene, rng: random.Random, noise: float) -> str:
-    """A caption of the scene: empty once in ten times, else misdescribing one attribute in a share `noise`."""
-    if rng.random() < 0.1:
-        return ""
-    return caption(corrupt(scene, rng) if rng.random() < noise else scene, rng)

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from .folders import Folder
     from .pipeline import PipelinePolicy
 
-EMBEDDED = "demo"
-
 
 def policy_class(family: str) -> type[PipelinePolicy]:
     """The class that trains a family."""
@@ -38,7 +36,7 @@ def load_policy(
     """
     import torch
 
-    from ..demo import MODEL_DIR, TITLE
+    from ..demo import EMBEDDED_MODELS
     from ..extras import require
     from ..memory import advice, is_out_of_memory
     from .resources import Resources
@@ -60,14 +58,15 @@ def load_policy(
             if (value := getattr(config, key)) is not None
         },
     }
+    embedded = EMBEDDED_MODELS.get(config.model)
     try:
-        policy = family(MODEL_DIR if config.model == EMBEDDED else config.model, device, dtype, **options)
+        policy = family(embedded.model if embedded else config.model, device, dtype, **options)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
         raise UserError(f"policy.model: {config.model} does not fit into the memory of {device}; {advice(config)}") from error
-    if config.model == EMBEDDED:
-        policy.title = TITLE
+    if embedded:
+        policy.title = embedded.title
     policy.batches.advice = advice(config)
     return policy
 

@@ -13,7 +13,9 @@ from ..families import FAMILIES
 Shapes = dict[str, tuple[int, ...]]
 """Every tensor of a file: its name -> its shape."""
 
-DENOISER_PREFIXES = ("model.diffusion_model.", "")  # in a whole checkpoint, and in a file of its own
+LDM_PREFIX = "model.diffusion_model."
+LDM_UNET = "input_blocks.0.0.weight"  # every UNet in LDM's names has it
+DENOISER_PREFIXES = (LDM_PREFIX, "")  # in a whole checkpoint, and in a file of its own
 _MOST_HEADER = 100 * 2**20  # bytes; those of the largest models have a few
 
 
@@ -49,7 +51,7 @@ def recognise(path: Path) -> Recognised:
     for prefix in DENOISER_PREFIXES:
         family = _family({name[len(prefix) :]: shape for name, shape in shapes.items() if name.startswith(prefix)}, path)
         if family:
-            return Recognised(family, prefix, _parts(shapes), "v_pred" in shapes, "ztsnr" in shapes)
+            return Recognised(family, prefix, _parts(shapes, family), "v_pred" in shapes, "ztsnr" in shapes)
     raise UserError(
         f"policy.model: {path} holds no model of a known family; families: {', '.join(FAMILIES)}. A text encoder or a VAE "
         "belongs into policy.files"
@@ -58,7 +60,7 @@ def recognise(path: Path) -> Recognised:
 
 def _family(shapes: Shapes, path: Path) -> str | None:
     """The family of a denoiser by tensors that only it has, in its original or diffusers' names."""
-    if "input_blocks.0.0.weight" in shapes or "down_blocks.0.resnets.0.conv1.weight" in shapes:
+    if LDM_UNET in shapes or "down_blocks.0.resnets.0.conv1.weight" in shapes:
         return _unet_family(shapes, path)
     for family, names in _MARKS.items():
         if all(any(re.fullmatch(pattern, name) for name in shapes) for pattern in names):
@@ -87,13 +89,28 @@ def _unet_family(shapes: Shapes, path: Path) -> str:
     return "sdxl" if sized else "sd15"
 
 
-_PART_MARKS = {
-    "vae": r"(first_stage_model|vae)\..*",
-    "text_encoder": r"(cond_stage_model|conditioner\.embedders\.0|text_encoders\.clip_l)\..*",
-    "text_encoder_2": r"(conditioner\.embedders\.1|text_encoders\.clip_g)\..*",
-    "text_encoder_3": r"text_encoders\.t5xxl\..*",
+# Names of a family's text encoders in ComfyUI's all-in-one files, in the pipeline's order.
+_ENCODERS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "sd3": (("clip_l",), ("clip_g",), ("t5xxl",)),
+    "flux": (("clip_l",), ("t5xxl",)),
+    "chroma": (("t5xxl",),),
+    "qwen_image": (("qwen25_7b",),),
+    "z_image": (("qwen3_4b",),),
+    "flux2_klein": (("qwen3_4b", "qwen3_8b"),),
 }
+# LDM's and SDXL's.
+_LDM_ENCODERS = (("cond_stage_model.", "conditioner.embedders.0."), ("conditioner.embedders.1.",))
 
 
-def _parts(shapes: Shapes) -> frozenset[str]:
-    return frozenset(part for part, mark in _PART_MARKS.items() if any(re.match(mark, name) for name in shapes))
+def part_prefixes(family: str) -> dict[str, tuple[str, ...]]:
+    """What the names of each part but the denoiser begin with in a whole checkpoint."""
+    encoders = _LDM_ENCODERS
+    if family in _ENCODERS:
+        encoders = tuple(tuple(f"text_encoders.{name}." for name in names) for names in _ENCODERS[family])
+    numbered = {f"text_encoder{f'_{number}' if number > 1 else ''}": names for number, names in enumerate(encoders, start=1)}
+    return {"vae": ("first_stage_model.", "vae."), **numbered}
+
+
+def _parts(shapes: Shapes, family: str) -> frozenset[str]:
+    beginnings = part_prefixes(family).items()
+    return frozenset(part for part, prefixes in beginnings if any(name.startswith(prefixes) for name in shapes))

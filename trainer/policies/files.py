@@ -1,7 +1,8 @@
 """A base that is a single file: a checkpoint as in ComfyUI's `checkpoints`, or a denoiser alone as in `diffusion_models`.
 
 diffusers converts the tensors. What the file lacks comes from `files` (part -> file), else from `parts` (a diffusers folder or
-hub id), which also gives configurations and tokenizers; SD 1.5, SDXL and FLUX.1 dev do without it. Only safetensors are read.
+hub id). Without `parts`, configurations are the published ones where the tensors do not say otherwise, and tokenizers come
+from ComfyUI's folder. Only safetensors are read.
 """
 
 from __future__ import annotations
@@ -17,20 +18,14 @@ from safetensors import SafetensorError, safe_open
 
 from ..errors import UserError, one_line
 from ..families import FAMILIES
-from .checkpoint import Recognised, read_shapes, recognise
+from .checkpoint import LDM_PREFIX, LDM_UNET, Recognised, part_prefixes, read_shapes, recognise
+from .file_parts import State, build_decoder, build_text_encoder
 from .folders import Folder, pipeline_class, quiet, require_whole
+from .inferred import inferred
 from .references import write_reference
 
-State = dict[str, torch.Tensor]
-
-# Beginnings of a part's names in a whole checkpoint: LDM's, SDXL's, and those of ComfyUI's and SD3's all-in-one files.
-_PREFIXES = {
-    "vae": ("first_stage_model.", "vae."),
-    "text_encoder": ("cond_stage_model.", "conditioner.embedders.0.", "text_encoders.clip_l."),
-    "text_encoder_2": ("conditioner.embedders.1.", "text_encoders.clip_g.", "text_encoders.t5xxl."),
-    "text_encoder_3": ("text_encoders.t5xxl.",),
-}
-_INNER = ("text_encoders.clip_l.transformer.", "text_encoders.clip_g.transformer.", "text_encoders.t5xxl.transformer.")
+# Parts that a model of a family can do without, as ComfyUI does.
+_OPTIONAL = {"sd3": ("text_encoder_3", "tokenizer_3")}
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _SCALES = (".scale_weight", ".weight_scale")  # ComfyUI's, older and newer
 _NOT_WEIGHTS = ("scaled_fp8", ".scale_input", ".input_scale", ".comfy_quant", "v_pred", "ztsnr")
@@ -65,28 +60,39 @@ class CheckpointFile:
 
     def index(self, unused: Sequence[str]) -> dict[str, Any]:
         with self._reference() as reference:
-            return Folder.read_index(reference, self.family, "policy.parts")
+            return self._index(reference)
+
+    def _index(self, reference: str) -> dict[str, Any]:
+        """The list of parts; an optional one that is nowhere is null."""
+        index = Folder.read_index(reference, self.family, "policy.parts")
+        optional = _OPTIONAL.get(self.family.name, ())
+        if self._parts is None and optional and not self._has(optional[0]):
+            index |= {name: [None, None] for name in optional}
+        return index
 
     def load(self, dtype: torch.dtype, **given: Any) -> Any:
         """The pipeline, with `given` parts put in instead (None: left out). Raises UserError."""
         kind = pipeline_class(self.family)
         with self._reference() as reference, quiet():
-            index = Folder.read_index(reference, self.family, "policy.parts")
+            index = self._index(reference)
             wanted = {
                 name: value for name, value in index.items() if isinstance(value, list) and value[0] and name not in given
             }
             classes = {name: _class(*value) for name, value in sorted(wanted.items())}
             self._require(classes)
-            try:
-                built = {name: self._part(name, cls, reference, dtype) for name, cls in classes.items()}
-                options = {
-                    name: value for name, value in index.items() if not name.startswith("_") and not isinstance(value, list)
-                }
-                pipe = kind(**{**options, **built, **given})
-            except UserError:
-                raise
-            except Exception as error:
-                raise UserError(f"policy.model: loading {self.model} failed: {one_line(error)[:300]}") from error
+            options = {name: value for name, value in index.items() if not name.startswith("_") and not isinstance(value, list)}
+            absent = {name: None for name, value in index.items() if isinstance(value, list) and not value[0]}
+            built = {}
+            for name, cls in classes.items():
+                try:
+                    built[name] = self._part(name, cls, reference, dtype)
+                except UserError:
+                    raise
+                except Exception as error:
+                    key = "policy.files" if name in self._files else "policy.model"
+                    said = one_line(error)[:300]
+                    raise UserError(f"{key}: {name} can't be loaded from {self._file_of(name)}: {said}") from error
+            pipe = kind(**{**options, **absent, **built, **given})
         require_whole(pipe, self.model)
         pipe.set_progress_bar_config(disable=True)
         return pipe
@@ -98,21 +104,24 @@ class CheckpointFile:
             yield self._parts
             return
         with tempfile.TemporaryDirectory(prefix="vgrpo-") as folder:
-            changes = self._decided_by_file()
-            write_reference(self.family.name, self.family.pipeline, Path(folder), self._tokenizers, changes)
+            prefix = self._found.prefix
+            own = {name[len(prefix) :]: shape for name, shape in read_shapes(self._path).items() if name.startswith(prefix)}
+            name, pipeline = self.family.name, self.family.pipeline
+            write_reference(name, pipeline, Path(folder), self._tokenizers, inferred(name, own), self._options())
             yield folder
 
-    def _decided_by_file(self) -> dict[str, Any]:
-        """What differs between models of one family and shows in the file alone."""
-        if self.family.name != "flux":
+    def _options(self) -> dict[str, Any]:
+        """What differs between models of one family and shows in no tensor, but in the name of the published file."""
+        if self.family.name != "flux2_klein":
             return {}
-        shapes = read_shapes(self._path)
-        return {"guidance_embeds": any(name.removeprefix(self._found.prefix).startswith(_GUIDANCE) for name in shapes)}
+        return {"is_distilled": "klein" in self.title.lower() and "base" not in self.title.lower()}
 
     def _has(self, name: str) -> bool:
         """Whether the file, or one of those beside it, holds the part."""
-        t5_second = name == "text_encoder_2" and "text_encoder_3" in self._found.parts
-        return name in (*self._files, "unet", "transformer") or name in self._found.parts or t5_second
+        return name in (*self._files, "unet", "transformer") or name in self._found.parts
+
+    def _file_of(self, name: str) -> str:
+        return self._files.get(name, self.model)
 
     def _require(self, classes: Mapping[str, Any]) -> None:
         """Raises UserError, before anything is loaded, for a part with weights that is nowhere."""
@@ -131,9 +140,11 @@ class CheckpointFile:
         state = self._state(name)
         if state is None:
             return cls.from_pretrained(reference, subfolder=name, torch_dtype=dtype, use_safetensors=True)
-        state = plain_weights(state, dtype, self._files.get(name, self.model))
+        state = plain_weights(state, dtype, self._file_of(name))
         if issubclass(cls, transformers.PreTrainedModel):
-            return _text_encoder(cls, state, reference, name, dtype)
+            return build_text_encoder(cls, state, reference, name, dtype)
+        if name == "vae":
+            return build_decoder(cls, state, reference, dtype)
         offline = Path(reference).is_dir()  # else the user named a hub id
         return cls.from_single_file(state, config=reference, subfolder=name, torch_dtype=dtype, local_files_only=offline)
 
@@ -142,11 +153,23 @@ class CheckpointFile:
         if name in self._files:
             return _read(Path(self._files[name]))
         if name in ("unet", "transformer"):
-            prefix = self._found.prefix
-            state = _read(self._path, prefix)
-            # The LDM converter looks for the prefix; the others take it or leave it.
-            return state if name == "unet" and prefix else {key[len(prefix) :]: value for key, value in state.items()}
-        return _read(self._path, _PREFIXES[name]) if self._has(name) else None
+            state = _without(_read(self._path, self._found.prefix), (self._found.prefix,))
+            # diffusers' converter looks for the prefix, which files of a UNet alone lack.
+            return {f"{LDM_PREFIX}{key}": value for key, value in state.items()} if LDM_UNET in state else state
+        if not self._has(name):
+            return None
+        prefixes = part_prefixes(self.family.name)[name]
+        state = _read(self._path, prefixes)
+        if name.startswith("text_encoder") and not prefixes[0].startswith("text_encoders."):
+            return state  # its converter looks for LDM's prefix
+        return _without(_without(state, prefixes), ("transformer.",))
+
+
+def _without(state: State, prefixes: tuple[str, ...]) -> State:
+    """The names without what they begin with."""
+    for prefix in prefixes:
+        state = {key.removeprefix(prefix): value for key, value in state.items()}
+    return state
 
 
 def _class(library: str, kind: str) -> Any:
@@ -154,9 +177,6 @@ def _class(library: str, kind: str) -> Any:
     import transformers
 
     return getattr(transformers if library == "transformers" else diffusers, kind)
-
-
-_GUIDANCE = ("guidance_in.", "time_text_embed.guidance_embedder.")
 
 
 def plain_weights(state: State, dtype: torch.dtype, file: str) -> State:
@@ -192,38 +212,3 @@ def _read(path: Path, beginnings: str | tuple[str, ...] = "") -> State:
             return {name: file.get_tensor(name) for name in file.keys() if name.startswith(beginnings)}
     except (SafetensorError, OSError, ValueError) as error:
         raise UserError(f"policy.files: {path} is damaged or is not a safetensors file ({one_line(error)})") from error
-
-
-def _text_encoder(cls: Any, state: State, reference: str, name: str, dtype: torch.dtype) -> torch.nn.Module:
-    """CLIP by diffusers' converter where the names are LDM's or open_clip's; else the names are transformers' own."""
-    from diffusers.loaders.single_file_utils import create_diffusers_clip_model_from_ldm
-
-    if any(key.startswith(("cond_stage_model.", "conditioner.embedders.")) for key in state):
-        return create_diffusers_clip_model_from_ldm(
-            cls,
-            checkpoint=state,
-            config=reference,
-            subfolder=name,
-            torch_dtype=dtype,
-            local_files_only=Path(reference).is_dir(),
-        )
-    model = cls(cls.config_class.from_pretrained(reference, subfolder=name))
-    for prefix in _INNER:
-        state = {key.removeprefix(prefix): value for key, value in state.items()}
-    if not hasattr(model, "text_model"):  # transformers 5.6 and newer have CLIPTextModel without this level
-        state = {key.removeprefix("text_model."): value for key, value in state.items()}
-    known = model.state_dict()
-    # T5's embedding is one tensor under two names; its files have either.
-    alike = {"encoder.embed_tokens.weight": "shared.weight", "shared.weight": "encoder.embed_tokens.weight"}
-    for one, other in alike.items():
-        if one in known and one not in state and other in state:
-            state[one] = state[other]
-    if "text_projection.weight" in known:  # files of CLIP-L alone leave it out; it is the identity then
-        state.setdefault("text_projection.weight", torch.eye(len(known["text_projection.weight"])))
-    lacking = [key for key in known if key not in state and not key.endswith("position_ids")]
-    if lacking:
-        raise UserError(
-            f"policy.files: the file of {name} lacks {len(lacking)} tensors of a {cls.__name__}, first {lacking[0]}"
-        )
-    model.load_state_dict({key: state[key] for key in known if key in state}, strict=False)
-    return model.to(dtype).eval()

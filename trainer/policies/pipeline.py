@@ -247,6 +247,11 @@ class PipelinePolicy(ABC):
     def scored_guidance(self, guidance: float, same: bool) -> float:
         return guidance if same or self.guidance_kind() is Guidance.EMBEDDED else 1.0
 
+    def first_noise(self, seeds: Sequence[int], sampling: Sampling) -> torch.Tensor:
+        # CPU generators: the noise is the same on every device and for every batch split.
+        shape = (self.latent_channels, *self._latent_size(sampling))
+        return torch.stack([torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds])
+
     @torch.no_grad()
     def sample(
         self, conditioning: Conditioning, seeds: Sequence[int], sampling: Sampling, on_step: Callable[[], None] | None = None
@@ -260,9 +265,7 @@ class PipelinePolicy(ABC):
 
         def made(here: slice) -> torch.Tensor:
             part = seeds[here]
-            # CPU generators: the noise is the same on every device and for every batch split.
-            shape = (self.latent_channels, height, width)
-            noise = torch.stack([torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in part])
+            noise = self.first_noise(part, sampling)
             rows = conditioning.rows(range(here.start, here.stop))
             negative = rows.gather_unconditional(self.device, self.dtype) if passes == 2 else None
             held: list[torch.Tensor] = []

@@ -49,6 +49,10 @@ class Reward(ABC):
         """The end of a round of scoring: it may leave its device, and comes back by itself when it scores. Whether it left."""
         return False
 
+    def park(self) -> bool:
+        """Leave the device now, and come back when it scores. Whether it left."""
+        return False
+
     def weights(self) -> Sequence[Weights]:
         """The files that it needs with its options; looked up by `missing`, by `load` and by the command `rewards`."""
         return ()

@@ -99,9 +99,12 @@ class LearnedReward(Reward):
         module.to(dtype)
 
     def rest(self) -> bool:
-        if self._module is None or self._device.type == "cpu" or self.options.offload == "never":
+        if self.options.offload == "auto" and (self._device is None or not short_of_memory(self._device)):
             return False
-        if self.options.offload == "auto" and not short_of_memory(self._device):
+        return self.park()
+
+    def park(self) -> bool:
+        if self._module is None or self._device.type == "cpu" or self.options.offload == "never":
             return False
         self._module.to("cpu")
         return True

@@ -20,6 +20,8 @@ _QUOTED = re.compile(
 )
 _LONGEST = 2000  # characters of a picture's text that are compared
 _KEPT = 4096  # texts of pictures, so that details read nothing twice
+_LINE_HEIGHT = 48  # what PP-OCR's recognisers take
+_LINES_AT_ONCE = 32
 _PARTS = {"Det": "*det*.onnx", "Cls": "*cls*.onnx", "Rec": "*rec*.onnx"}
 
 
@@ -35,6 +37,11 @@ class OcrOptions(RewardOptions):
         "",
         description="path of another rapidocr recognition model (.onnx) for a script that the one in the package can't read "
         "(it reads Latin letters, Chinese and Japanese); empty = the package's",
+    )
+    lines: Literal["find", "one"] = Field(
+        "find",
+        description="find: lines of text are searched for in the picture, then read; one: the whole picture is one line of "
+        "text, as a label is, and is only read, which takes a fraction of the time",
     )
 
 
@@ -69,13 +76,14 @@ class OcrReward(Reward):
         with self._lock:
             if self._engine is None or str(device) != self._device:
                 self._device = str(device)
-                self._engine = _make_engine(self.options.recognizer, self._device)
+                self._engine = _make_engine(self.options.recognizer, self._device, self.options.lines)
 
     def score(self, images, prompts, metadata):
         return self._compare(images, prompts, metadata, lambda target, text: similarity(target, text, self.options.rule))
 
     def details(self, images, prompts, metadata):
-        return {"exact": self._compare(images, prompts, metadata, lambda target, text: float(target in text))}
+        whole = self.options.rule == "whole"
+        return {"exact": self._compare(images, prompts, metadata, lambda t, text: float(t == text if whole else t in text))}
 
     def problem(self, prompt, metadata):
         found = targets(prompt, metadata)
@@ -89,29 +97,43 @@ class OcrReward(Reward):
         import torch
 
         values = []
-        for image, prompt, spec in zip(images, prompts, metadata, strict=True):
-            if self.problem(prompt, spec):
+        scored = [not self.problem(prompt, spec) for prompt, spec in zip(prompts, metadata, strict=True)]
+        read = iter(self.read([image for image, wanted in zip(images, scored, strict=True) if wanted]))
+        for prompt, spec, possible in zip(prompts, metadata, scored, strict=True):
+            if not possible:
                 values.append(torch.nan)
                 continue
             wanted = [self._plain(text) for text in targets(prompt, spec)]
             if self.options.rule == "whole":
                 wanted = ["".join(wanted) if self.options.ignore_spaces else " ".join(wanted)]
-            text = self._plain(self.read(image))[:_LONGEST]
+            text = self._plain(next(read))[:_LONGEST]
             values.append(sum(figure(target, text) for target in wanted) / len(wanted))
         return torch.tensor(values, dtype=torch.float64)
 
-    def read(self, image) -> str:
-        """The text of uint8[H, W, 3] in reading order, a space between two lines."""
-        key = hashlib.blake2b(image.contiguous().numpy(), digest_size=16).hexdigest() + str(tuple(image.shape))
-        if key not in self._read:
+    def read(self, images) -> list[str]:
+        """The texts of uint8[H, W, 3] each, in reading order, a space between two lines."""
+        keys = [hashlib.blake2b(x.contiguous().numpy(), digest_size=16).hexdigest() + str(tuple(x.shape)) for x in images]
+        fresh = {key: image for key, image in zip(keys, images, strict=True) if key not in self._read}
+        if fresh:
             if self._engine is None:
                 self.load(self._device)
-            with self._lock:  # rapidocr takes arrays in OpenCV's order, blue first
-                found = self._engine(image.flip(-1).contiguous().numpy())
+            # rapidocr takes arrays in OpenCV's order, blue first
+            arrays = [image.flip(-1).contiguous().numpy() for image in fresh.values()]
+            with self._lock:
+                texts = self._recognize(arrays) if self.options.lines == "one" else [self._find(array) for array in arrays]
+            fresh = dict(zip(fresh, texts, strict=True))
+        found = [fresh.get(key, self._read.get(key)) for key in keys]
+        for key, text in fresh.items():
             while len(self._read) >= _KEPT:
                 self._read.pop(next(iter(self._read)))
-            self._read[key] = " ".join(found.txts or ())
-        return self._read[key]
+            self._read[key] = text
+        return found
+
+    def _find(self, array) -> str:
+        return " ".join(self._engine(array).txts or ())
+
+    def _recognize(self, arrays) -> list[str]:
+        return list(self._engine.recognize_txt(arrays).txts)
 
     def _plain(self, text: str) -> str:
         text = unicodedata.normalize("NFKC", text)
@@ -153,7 +175,7 @@ def edit_distance(target: Sequence, text: Sequence, anywhere: bool = False) -> i
     return min(above) if anywhere else above[-1]
 
 
-def _make_engine(recognizer: str, device: str):
+def _make_engine(recognizer: str, device: str, lines: str):
     """A rapidocr engine with the models that lie in its package. By their paths: without, it fetches what it misses."""
     import onnxruntime
     import rapidocr
@@ -168,6 +190,8 @@ def _make_engine(recognizer: str, device: str):
         params[f"{part}.model_path"] = str(found[0])
     if recognizer:
         params["Rec.model_path"] = str(Path(recognizer).expanduser().absolute())
+    if lines == "one":  # pictures as wide as they are, not padded to the usual width of a line, and many at once
+        params["Rec.rec_img_shape"], params["Rec.rec_batch_num"] = [3, _LINE_HEIGHT, _LINE_HEIGHT], _LINES_AT_ONCE
     params["EngineConfig.onnxruntime.intra_op_num_threads"] = torch.get_num_threads()
     cuda = device.startswith("cuda") and "CUDAExecutionProvider" in onnxruntime.get_available_providers()
     params["EngineConfig.onnxruntime.use_cuda"] = cuda

@@ -30,7 +30,15 @@ def rest(rewards: Iterable[Reward]) -> list[str]:
 
     Returns the names of those that were parked.
     """
-    parked = [reward.name for reward in rewards if reward.rest()]
+    return _emptied([reward.name for reward in rewards if reward.rest()])
+
+
+def park(rewards: Iterable[Reward]) -> list[str]:
+    """The same for every network that may leave its device, whether it would be in the way or not."""
+    return _emptied([reward.name for reward in rewards if reward.park()])
+
+
+def _emptied(parked: list[str]) -> list[str]:
     if parked:
         release_cached()
     return parked

@@ -111,17 +111,21 @@ def configuration(run: RunDir) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"the configuration of '{run.id}' cannot be read: {one_line(error)}") from error
     mine = config.to_dict()
+    # What a preset leaves open is the run's own, and no difference. Of prompts only their number is checked, so texts will do.
+    open_parts = {
+        "rewards": mine["rewards"],
+        "prompts": {part: [prompt.text for prompt in getattr(config.prompts, part)] for part in mine["prompts"]},
+    }
     best: tuple[str | None, list[dict[str, Any]]] = (None, [])
     for name in preset_names():
-        # What a preset leaves open is the run's own, and no difference.
         given = load_preset(name)
-        filled = {"rewards": mine["rewards"], "prompts": mine["prompts"], **given}
         try:
-            preset = load_config(filled, check_files=False)
+            preset = load_config({**open_parts, **given}, check_files=False)
         except UserError:
             continue
         theirs = preset.to_dict()
-        keys = [key for key in config.diff_from(preset) if key != "name"]
+        same = {"name", *(part for part in open_parts if part not in given)}
+        keys = [key for key in config.diff_from(preset) if key.split(".")[0] not in same]
         rows = [{"key": key, "value": _short(_at(mine, key)), "preset": _short(_at(theirs, key))} for key in keys]
         if best[0] is None or len(rows) < len(best[1]):
             best = (name, rows)

@@ -18,6 +18,7 @@ EVENT_TYPES = ("iteration", "grid", "checkpoint", "evaluation", "warning", "erro
 Event = dict[str, Any]
 _RESERVED = ("seq", "time", "type")
 _SEQ_PREFIX = re.compile(rb'\{"seq": (\d+), ')  # what EventWriter puts first in a line: a seq without parsing the rest
+_DECODER = json.JSONDecoder(parse_constant=lambda _: None)  # json.loads would make one for each line
 _TAIL = 64 * 1024
 _NEAR = 64 * 1024  # a search by bisection ends within this many bytes before its event
 
@@ -166,7 +167,7 @@ def _plain(value: Any) -> Any:
 def parse_event(line: bytes) -> Event | None:
     """The event of a line of events.jsonl, or None for a torn or foreign one."""
     try:
-        event = json.loads(line.decode(), parse_constant=lambda _: None)
+        event = _DECODER.decode(line.decode())
     except (ValueError, RecursionError):
         return None
     return event if isinstance(event, dict) and type(event.get("seq")) is int else None

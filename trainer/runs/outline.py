@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ..demo import TITLE
+from ..demo import EMBEDDED_MODELS
 from .atomic import read_json
 from .events import parse_event
 from .follow import Kept
@@ -135,8 +135,8 @@ def base_title(config: str) -> str | None:
             text = str(yaml.safe_load(text))
         except yaml.YAMLError:
             text = text.strip("\"'")
-    if text == "demo":
-        return TITLE
+    if embedded := EMBEDDED_MODELS.get(text):
+        return embedded.title
     is_hub_id = re.fullmatch(r"[\w.-]+/[\w.-]+", text) is not None
     return text if is_hub_id else re.split(r"[\\/]", text.rstrip("\\/"))[-1] or None
 

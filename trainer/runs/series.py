@@ -7,6 +7,8 @@ from bisect import bisect_left, bisect_right
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from .events import parse_event
 from .follow import Follower, Kept
 
@@ -27,26 +29,22 @@ class Columns:
 
     def put(self, iteration: int, metrics: dict[str, Any]) -> None:
         """A row at the end, or in place of the one for that iteration."""
-        place = len(self.x)
         if self.x and self.x[-1] >= iteration:
             place = bisect_left(self.x, iteration)
-            if self.x[place] == iteration:
-                for values in self.columns.values():
-                    values[place] = NAN
-            else:
+            if self.x[place] != iteration:
                 self.x.insert(place, iteration)
                 for values in self.columns.values():
                     values.insert(place, NAN)
+            for name, values in self.columns.items():
+                values[place] = _finite(metrics.get(name))
         else:
+            place = len(self.x)
             self.x.append(iteration)
-            for values in self.columns.values():
-                values.append(NAN)
-        for name, value in metrics.items():
-            values = self.columns.get(name)
-            if values is None:
-                values = self.columns[name] = array("d", [NAN]) * len(self.x)
-            if isinstance(value, (int, float)) and abs(value) < 1e308:
-                values[place] = value
+            for name, values in self.columns.items():
+                values.append(_finite(metrics.get(name)))
+        for name in [name for name in metrics if name not in self.columns]:
+            values = self.columns[name] = array("d", [NAN]) * len(self.x)
+            values[place] = _finite(metrics[name])
 
     def take_back(self, iteration: int) -> None:
         """Drop every row after `iteration`."""
@@ -71,8 +69,6 @@ class Columns:
         The two stand in the order in which they occur, at the stretch's first and last iteration, since columns share x: no
         spike is lost, and none moves further than the width of a point.
         """
-        import numpy as np
-
         if points < 4:
             rows = [start, end - 1][-points:]
             columns = {name: _sent(array("d", [values[row] for row in rows])) for name, values in self.columns.items()}
@@ -154,10 +150,13 @@ def run_series(path: Path) -> RunSeries:
     return _series.get(path)
 
 
+def _finite(value: Any) -> float:
+    """A metric's value, NaN where it is none."""
+    return value if isinstance(value, (int, float)) and -1e308 < value < 1e308 else NAN
+
+
 def _sent(values: Any) -> list[float | None]:
     """Numbers for JSON: null for what is not finite, and no more digits than a chart can show."""
-    import numpy as np
-
     numbers = np.asarray(values, dtype=np.float64)
     finite = np.isfinite(numbers)
     safe = np.where(finite, numbers, 0.0)

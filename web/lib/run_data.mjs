@@ -66,7 +66,7 @@ export class RunData {
       this._busy = null
       const again = this._again
       this._again = null
-      if (again) this.update(again)
+      if (again) this.update(again).catch(() => {}) // `error` keeps it for the views
     })
     return this._busy
   }
@@ -154,12 +154,10 @@ export class RunData {
   }
 
   async _load() {
-    const [detail, series, recent] = await Promise.all([
-      this._backend.get(this._path),
-      this._backend.get(`${this._path}/series?points=${POINTS}`),
-      this._recent(Number.MAX_SAFE_INTEGER),
-    ])
+    // The curves alone at first: they are what is looked at, and of a long run the server's most work.
+    const series = await this._backend.get(`${this._path}/series?points=${POINTS}`)
     this._takeSeries(series)
+    const [detail, recent] = await Promise.all([this._backend.get(this._path), this._recent(Number.MAX_SAFE_INTEGER)])
     // From the older of the two answers on: telling an event again changes nothing.
     this._seen = Math.min(series.last_seq, recent.last_seq)
     this.detail = detail

@@ -9,6 +9,7 @@ import { loadLanguage, t } from "../lib/text.mjs"
 import { setDark } from "../lib/theme.mjs"
 import * as cards from "../views/cards.mjs"
 import * as detail from "../views/detail.mjs"
+import { loadPlotly } from "../views/plotly.mjs"
 import { pageSettings } from "./settings.mjs"
 import { keepToken, takeToken } from "./token.mjs"
 
@@ -46,6 +47,7 @@ async function start() {
   detail.mount(main, context, chosen() ?? undefined)
   window.addEventListener("hashchange", () => chosen() && detail.show(chosen(), {}))
   store.start()
+  loadPlotly(backend).catch(() => {}) // it is on its way since index.html came; a chart says what went wrong
 
   function open(id, options = {}) {
     const address = new URLSearchParams(location.hash.slice(1))

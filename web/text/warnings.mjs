@@ -42,7 +42,7 @@ export const texts = {
   "warnings.nanReward.try":
     "Stop the run and look at the log. Lower the learning rate, set optimizer.max_grad_norm to 1, use policy.dtype bfloat16 or float32, and go on from an earlier checkpoint.",
 
-  "warnings.skippedSteps": "{steps} gradient steps were skipped lately, because their gradient was not finite.",
+  "warnings.skippedSteps": "Gradient steps skipped lately, because their gradient was not finite: {steps}",
   "warnings.skippedSteps.try":
     "Use policy.dtype bfloat16 or float32, lower the learning rate, or set a smaller optimizer.max_grad_norm. A single skipped step does no harm.",
 }

@@ -20,6 +20,7 @@ import { extended, thin, within } from "./curve_math.mjs"
 import { palette } from "./paint.mjs"
 import { loadPlotly } from "./plotly.mjs"
 
+const MARKER_PX = 8 // markers stand no closer on average; hovering tells of all points all the same
 const LIVE_MS = 400 // a chart takes new points at most this often
 const PATTERNS = ["", "/", ".", "x"]
 
@@ -28,6 +29,7 @@ const queue = new Set()
 let frame = 0
 
 function enqueue(chart) {
+  queue.delete(chart) // so that charts that are to be drawn anew follow each other in their order again
   queue.add(chart)
   if (!frame) frame = requestAnimationFrame(drawNext)
 }
@@ -83,8 +85,8 @@ export class Chart {
     this._soon(true)
   }
 
-  /** The colours of the page have changed. */
-  restyle() {
+  /** Draws at once: the colours of the page have changed, or what is here is what somebody waits for. */
+  redraw() {
     this._soon(true)
   }
 
@@ -100,7 +102,7 @@ export class Chart {
   _soon(now = false) {
     if (!this._visible || this._destroyed) return
     if (now) return enqueue(this)
-    if (this._timer) return
+    if (this._timer || queue.has(this)) return
     const wait = Math.max(0, this._last + LIVE_MS - performance.now())
     this._timer = setTimeout(() => {
       this._timer = 0
@@ -129,6 +131,8 @@ export class Chart {
       }
       return this._soon(true)
     }
+    clearTimeout(this._timer)
+    this._timer = 0
     this._last = performance.now()
     const most = Math.max(200, Math.round(this.element.clientWidth * 1.5))
     const data = this._lines.map((line) => {
@@ -207,7 +211,12 @@ export class Chart {
         mode: line.marker || few ? "lines+markers" : "lines",
         opacity: line.opacity ?? 1,
         line: { color, width: line.width ?? 1.5, dash: line.dash ?? "solid" },
-        marker: { color, symbol: line.marker ?? "circle", size: 7, maxdisplayed: line.sparse ? 12 : 0 },
+        marker: {
+          color,
+          symbol: line.marker ?? "circle",
+          size: 7,
+          maxdisplayed: line.sparse ? 12 : this.element.clientWidth / MARKER_PX,
+        },
         hoverinfo: line.quiet ? "skip" : "x+y+name",
         ...(line.stacked
           ? {

@@ -22,7 +22,7 @@ const STYLES = [
   { color: "--vgd-5", dash: "longdash", marker: "cross", strokes: "12 4" },
 ]
 const MAX_RUNS = STYLES.length
-const ZOOM_MS = 250
+const HOLD_MS = 150
 
 /** What the user chose, kept while the panel is closed. */
 const chosen = { smoothing: null, log: false, raw: true, compare: [], large: null }
@@ -33,7 +33,7 @@ export function mount(element, context) {
   const others = new Map() // id -> {data, off}
   const figures = new Map() // curve id -> {node, chart, value, name}
   let range = null
-  let zoomTimer = 0
+  let holding = 0
   let shape = ""
   loadPlotly(backend).catch(showProblem) // while the curves are on their way
 
@@ -84,23 +84,35 @@ export function mount(element, context) {
 
   // Zooming
 
+  /** Shows a stretch in full; if its points are long on their way, what is here of it meanwhile. */
   function zoom(next) {
     range = next
     tools.showRange(range)
-    for (const { chart } of figures.values()) chart.setRange(range)
-    clearTimeout(zoomTimer)
-    zoomTimer = setTimeout(() => {
-      for (const run of [data, ...[...others.values()].map((other) => other.data)]) refine(run)
-    }, ZOOM_MS)
+    clearTimeout(holding)
+    holding = setTimeout(showZoomed, HOLD_MS, next)
+    const runs = [data, ...[...others.values()].map((other) => other.data)]
+    Promise.all(runs.map(refine))
+      .catch(showProblem)
+      .then(() => showZoomed(next))
+  }
+
+  function showZoomed(wanted) {
+    if (range !== wanted) return // another was chosen meanwhile
+    clearTimeout(holding)
+    draw()
+    for (const { chart } of figures.values()) {
+      chart.setRange(range)
+      chart.redraw()
+    }
   }
 
   /** Asks for a stretch only where rows are missing in it. */
   function refine(run) {
-    if (!range) return void (run.window && run.zoom(null, null))
+    if (!range) return run.zoom(null, null)
     const { x } = run.series.train
     const rows = x.filter((value) => value >= range[0] && value <= range[1]).length
     const possible = Math.min(range[1], x[x.length - 1] ?? 0) - Math.max(range[0], x[0] ?? 0) + 1
-    if (rows < possible) run.zoom(range[0], range[1]).catch(showProblem)
+    return rows < possible ? run.zoom(range[0], range[1]) : null
   }
 
   function showProblem(error) {
@@ -284,18 +296,18 @@ export function mount(element, context) {
       if (kinds.has("series") || kinds.has("config")) draw()
     },
     restyle() {
-      for (const { chart } of figures.values()) chart.restyle()
+      for (const { chart } of figures.values()) chart.redraw()
     },
     destroy() {
       offStore()
-      clearTimeout(zoomTimer)
+      clearTimeout(holding)
       for (const { chart } of figures.values()) chart.destroy()
       for (const [id, other] of others) {
         other.off()
-        if (other.data.window) other.data.zoom(null, null)
+        other.data.zoom(null, null)
         store.release(id)
       }
-      if (data.window) data.zoom(null, null)
+      data.zoom(null, null)
     },
   }
 }

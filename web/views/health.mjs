@@ -124,7 +124,7 @@ export function mount(element, { backend, data, t }) {
     update(kinds) {
       if (kinds.has("series") || kinds.has("config")) draw()
     },
-    restyle: () => figures.forEach(({ chart }) => chart.restyle()),
+    restyle: () => figures.forEach(({ chart }) => chart.redraw()),
     destroy: () => figures.forEach(({ chart }) => chart.destroy()),
   }
 }

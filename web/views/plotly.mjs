@@ -1,4 +1,4 @@
-/** Loads plotly.js, which our server takes from the installed plotly wheel, once and only when a chart is first shown. */
+/** Loads plotly.js, which our server takes from the installed plotly wheel, once and only when the panel is first opened. */
 
 let loading = null
 

@@ -10,6 +10,7 @@ const { answered, listeners, split } = await at("backend.mjs")
 const { comfyBackend } = await at("comfy_backend.mjs")
 const { serveBackend } = await at("serve_backend.mjs")
 const { createStore } = await at("store.mjs")
+const { RunData } = await at("run_data.mjs")
 
 test("durations", () => {
   const cases = [[0, "0 s"], [1.26, "1.3 s"], [59.4, "59 s"], [59.6, "1 min"], [200, "3 min 20 s"], [3599, "60 min"], [7500, "2 h 05 min"], [86400, "1 d"], [100000, "1 d 4 h"]]
@@ -186,4 +187,27 @@ test("a list that was asked for before a run was deleted does not bring it back"
   await asked
   assert.deepEqual([store.order, [...store.runs.keys()]], [["a"], ["a"]])
   assert.deepEqual(await list("a", "b"), ["a", "b"]) // made anew
+})
+
+test("the curves of a run are shown before the rest of it has come", async () => {
+  const asked = new Map() // last part of the path -> what answers it
+  const get = (path) => new Promise((resolve) => asked.set(path.split("?")[0].split("/").at(-1), resolve))
+  const data = new RunData({ get }, "a", null, (fn) => fn())
+  const kinds = []
+  data.subscribe((changed) => kinds.push([...changed]))
+  const done = data.update()
+  const soon = () => new Promise((resolve) => setTimeout(resolve))
+  assert.deepEqual([...asked.keys()], ["series"]) // nothing else keeps the server from them
+  asked.get("series")({ last_seq: 5, train: { x: [1, 2], columns: { a: [3, 4] } }, evaluate: { x: [], columns: {} } })
+  await soon()
+  assert.deepEqual([data.series.train.x, kinds, data.detail], [[1, 2], [["series"]], null])
+  asked.get("a")({ id: "a" })
+  asked.get("events")({ last_seq: 7, events: [{ seq: 6, type: "grid", iteration: 2 }], more: false })
+  await soon()
+  assert.equal(data.detail.id, "a")
+  asked.get("events")({ last_seq: 7, events: [{ seq: 6, type: "grid", iteration: 2 }, { seq: 7, type: "iteration", iteration: 3, metrics: { a: 5 } }], more: false })
+  await soon()
+  asked.get("a")({ id: "a", samples: [] }) // a new grid is described anew
+  await done
+  assert.deepEqual([data.series.train.x, data.events.map((event) => event.seq)], [[1, 2, 3], [6]])
 })

@@ -62,7 +62,7 @@ class SD15(UNet):
     kohya = UNet.comfyui
 
     def identity(self, network: Network, prediction: str | None = None) -> Identity:
-        """As sd-scripts names them (library/sai_model_spec.py; library/model_util.py, get_model_version_str_for_sd1_sd2)."""
+        """As sd-scripts names them: `library/sai_model_spec.py`, and get_model_version_str_for_sd1_sd2 in `model_util.py`."""
         contexts = {shape[0] for name, shape in network.items() if name.endswith("attn2.to_k")}
         v = "_v" if prediction == "v_prediction" else ""
         if contexts == {_CONTEXT_V2}:
