@@ -41,7 +41,10 @@ _POLICY_HERE = ("vae_dtype",)  # keys of `policy` that the Policy node has no in
 
 @dataclass(frozen=True)
 class Knob:
-    """One input. `key`: the dotted key it sets. `common`: shown without being asked for. `off`: 0 stands for null."""
+    """One input. `key`: the dotted key it sets. `common`: shown without being asked for. `off`: 0 stands for null.
+
+    `last`: after the node's other inputs, so that graphs saved before it was there keep their values in place.
+    """
 
     id: str
     key: str
@@ -55,6 +58,7 @@ class Knob:
     is_int: bool = False
     common: bool = False
     off: bool = False
+    last: bool = False
 
 
 def presets() -> list[str]:
@@ -192,7 +196,7 @@ def _field(key: str) -> FieldInfo:
     return model.model_fields[last]
 
 
-def _knob(name: str, key: str, step: float = 1, round: float = 1, common: bool = False) -> Knob:
+def _knob(name: str, key: str, step: float = 1, round: float = 1, common: bool = False, last: bool = False) -> Knob:
     """A knob whose range, choices and text are those of its key."""
     field = _field(key)
     # A page has no null: where the configuration takes it, 0 stands for it.
@@ -201,9 +205,9 @@ def _knob(name: str, key: str, step: float = 1, round: float = 1, common: bool =
     kinds = get_args(field.annotation) if get_origin(field.annotation) in (Union, UnionType) else (field.annotation,)
     literal = next((kind for kind in kinds if get_origin(kind) is Literal), None)
     if literal:
-        return Knob(
-            name, key, f"{text}preset = as the preset says.", AS_PRESET, choices=(AS_PRESET, *get_args(literal)), common=common
-        )
+        choices = (AS_PRESET, *get_args(literal))
+        text += "preset = as the preset says."
+        return Knob(name, key, text, AS_PRESET, choices=choices, common=common, last=last)
     off = type(None) in kinds
     low, high = _range(field)
     zero_is_free = not off and low > 0
@@ -213,7 +217,7 @@ def _knob(name: str, key: str, step: float = 1, round: float = 1, common: bool =
     high = min(high, _MOST)
     if not is_int:
         default, high = float(default), float(high)
-    return Knob(name, key, text, default, default, high, step, round, (), is_int, common, off)
+    return Knob(name, key, text, default, default, high, step, round, (), is_int, common, off, last)
 
 
 def _range(field: FieldInfo) -> tuple[float, float]:
@@ -258,4 +262,5 @@ KNOBS = (
     _knob("evaluate_prompts", "evaluation.prompts"),
     _knob("checkpoint_every", "checkpoint.every"),
     _knob("checkpoint_keep", "checkpoint.keep"),
+    _knob("algorithm", "algorithm", last=True),
 )

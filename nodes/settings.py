@@ -28,7 +28,7 @@ class VGRPOSettings(io.ComfyNode):
                     tooltip="Where every knob starts: demo suits the embedded model, any other base has a preset of its "
                     "family's name, none is the method's own defaults. Model, prompts and rewards come from their own nodes.",
                 ),
-                *(_input(knob) for knob in KNOBS),
+                *(_input(knob) for knob in KNOBS if not knob.last),
                 collapsed(
                     io.String.Input(
                         "more",
@@ -52,6 +52,7 @@ class VGRPOSettings(io.ComfyNode):
                         "them. Sets rollout.width and rollout.height.",
                     )
                 ),
+                *(_input(knob) for knob in KNOBS if knob.last),
             ],
             outputs=[
                 SETTINGS.Output(display_name="settings", tooltip="How V-GRPO Train LoRA trains."),

@@ -61,9 +61,16 @@ class SurrogateEstimate:
         self.weighting, self.batch_size, self.guidance = weighting, batch_size, guidance
         self.pairs, self._size_ids = draw.t.shape[1], rollout.size_ids
         self.evaluations = 0  # network evaluations so far, one a row, two where it is guided by a second pass
+        self.evaluations_old = 0  # those of a behaviour policy that is asked inside `rows`
 
     def rows(self, batch: RowBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """(losses [R], x_theta [R, ...]) of some rows; differentiable unless gradients are off."""
+        x0, z, t, a, b = self.noised(batch)
+        x_theta = self.predict(batch, z, t)
+        return surrogate(x_theta, x0, self.weighting, a, b), x_theta
+
+    def noised(self, batch: RowBatch) -> tuple[torch.Tensor, ...]:
+        """(x0 [R, ...], z [R, ...], t [R], a_t [R], b_t [R]) of some rows, on the policy's device."""
         x0 = torch.stack([self.rollout.latents[i] for i in batch.output.tolist()])
         t = self.policy.visible_time(self.draw.t[batch.output, batch.pair]).to(x0.device)
         eps = torch.empty(x0.shape, dtype=torch.float32)
@@ -71,10 +78,22 @@ class SurrogateEstimate:
             where = (batch.pair == j).nonzero().flatten()
             eps[where] = self.draw.noise(batch.output[where], j, x0.shape[1:])
         a, b = self.policy.coefficients(t)
-        z = add_noise(x0, eps.to(x0.device), a, b)
-        x_theta = self.policy.predict_clean(z, t, self.rollout.conditioning.rows(batch.output), self.guidance)
+        return x0, add_noise(x0, eps.to(x0.device), a, b), t, a, b
+
+    def predict(self, batch: RowBatch, z: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        """x_theta [R, ...] at z [R, ...] and t [R], counted."""
         self.evaluations += len(batch.output) * self.policy.passes(self.guidance)
-        return surrogate(x_theta, x0, self.weighting, a, b), x_theta
+        return self.policy.predict_clean(z, t, self.rollout.conditioning.rows(batch.output), self.guidance)
+
+    def compared(self, batch: RowBatch) -> torch.Tensor:
+        """What a KL compares [R, ...] of some rows, where their losses are not asked for."""
+        return self.rows(batch)[1]
+
+    @torch.no_grad()
+    def predictions(self, outputs: torch.Tensor) -> list[torch.Tensor]:
+        """What a KL compares, of each row batch of the outputs int64[M], on the CPU."""
+        cut = blocks(outputs, self.pairs, self.batch_size, self._size_ids)
+        return [self.compared(batch).cpu() for block in cut for batch in block.batches]
 
     @torch.no_grad()
     def values(self, outputs: torch.Tensor, keep_predictions: bool = False) -> tuple[torch.Tensor, list[torch.Tensor]]:

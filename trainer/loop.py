@@ -9,14 +9,18 @@ from dataclasses import dataclass, field
 
 import torch
 
+from .algorithms import VGRPO, load_algorithm
+from .algorithms.base import Algorithm, Reference
 from .config import RunConfig
 from .estimate import SurrogateEstimate
 from .lora import LoraAdapter, LoraFactors
 from .memory import UPDATE
 from .objective import (
+    PairDraw,
     clip_fraction,
     combine_advantages,
     draw_pairs,
+    hard_clip,
     importance_ratio,
     on_policy_ratio,
     policy_loss,
@@ -30,18 +34,22 @@ from .rewards.base import Reward
 from .rewards.phase import ScoringPhase
 from .rewards.scoring import ScoreTable
 from .rewards.shaping import shape_all
-from .rollout import Rollout, pick_prompts, sample_groups
+from .rollout import Rollout, pick_prompts
 from .seeds import derive_seed
 
 
 @dataclass
 class Learner:
-    """What an iteration changes: the LoRA on the policy, its optimiser, its moving average."""
+    """What an iteration changes: the LoRA on the policy, its optimiser, its moving average.
+
+    `lagged`: the copy that follows the policy with a lag, for the algorithms that keep one.
+    """
 
     policy: Policy
     adapter: LoraAdapter
     stepper: GuardedStepper
     average: LoraFactors | None = None
+    lagged: LoraFactors | None = None
 
     def to(self, device: torch.device) -> None:
         """Move all of it but the base, whose weights the policy moves."""
@@ -49,6 +57,8 @@ class Learner:
         move_optimizer(self.stepper.optimizer, device)
         if self.average is not None:
             self.average = self.average.to(device=device)
+        if self.lagged is not None:
+            self.lagged = self.lagged.to(device=device)
 
 
 @dataclass
@@ -66,6 +76,33 @@ def sampling_of(config: RunConfig) -> Sampling:
     return Sampling(r.sampler, r.steps, r.guidance, *r.sizes[0], r.batch_size, r.shift)
 
 
+class VGRPOAlgorithm(Algorithm):
+    """Pairs of the outputs' own groups, one ratio an output, the KL to theta_old; the loop below is written for it."""
+
+    name = VGRPO
+
+    def estimate(self, rollout: Rollout, draw: PairDraw, advantages: torch.Tensor) -> SurrogateEstimate:
+        surrogate = self.config.surrogate
+        policy, guidance = self.learner.policy, self.scored_guidance()
+        return SurrogateEstimate(policy, rollout, draw, surrogate.weighting, surrogate.batch_size, guidance)
+
+    def reference(self, estimate: SurrogateEstimate, outputs: torch.Tensor, behaviour: LoraFactors) -> Reference:
+        if self.on_policy:
+            return Reference()
+        with self.learner.adapter.using(behaviour):
+            return Reference(*estimate.values(outputs, keep_predictions=self.kl_coef() > 0))
+
+    def ratio(self, losses: torch.Tensor, old: torch.Tensor | None) -> torch.Tensor:
+        return on_policy_ratio(losses) if old is None else importance_ratio(losses, old.to(losses.device))
+
+    def loss(self, losses: torch.Tensor, old: torch.Tensor | None, advantages: torch.Tensor) -> torch.Tensor:
+        return policy_loss(self.ratio(losses, old), advantages, self.config.objective.clip_eps)
+
+    def clipped(self, ratio: torch.Tensor, advantages: torch.Tensor) -> float:
+        eps = self.config.objective.clip_eps
+        return float(clip_fraction(ratio, advantages, eps)) if eps else 0.0
+
+
 def run_iteration(
     learner: Learner,
     config: RunConfig,
@@ -81,25 +118,30 @@ def run_iteration(
     """
     policy, adapter, clock = learner.policy, learner.adapter, {}
     objective, seed = config.objective, config.seed
+    kind = VGRPOAlgorithm if config.algorithm == VGRPO else load_algorithm(config.algorithm)
+    algorithm = kind(config, learner, iteration)
 
     # theta_old <- theta, frozen for the whole iteration.
-    behaviour = adapter.snapshot()
+    behaviour = algorithm.behaviour()
 
     # For each prompt: sample a group of G outputs with theta_old. Their rewards, while further outputs are decoded.
     with ScoringPhase(rewards) as scoring:
         with _timed(clock, "rollout"):
             picks = pick_prompts(prompts, config.rollout.prompts_per_iteration, seed, iteration, config.rollout.sizes)
             sampling, members = sampling_of(config), config.rollout.group_size
-            with adapter.for_sampling(policy.weights_stay):
-                rollout = sample_groups(policy, picks, conditioning, members, sampling, seed, iteration, on_step, scoring.add)
+            with algorithm.acting(behaviour):
+                rollout = algorithm.sample(
+                    policy, picks, conditioning, members, sampling, seed, iteration, on_step, scoring.add
+                )
         with _timed(clock, "reward"):
             scores = scoring.result(on_step)
 
-    # Group-relative advantages, optional soft clip.
+    # Group-relative advantages, optionally bounded.
     weights = config.reward_weights()
     trained = shape_all(scores.scores, config.reward_shapes())
     advantages = combine_advantages(trained, weights, rollout.group_ids, objective.advantage.combine, objective.advantage.scale)
-    advantages = soft_clip(advantages, objective.soft_clip_eta).float()  # some devices have no float64
+    advantages = hard_clip(soft_clip(advantages, objective.soft_clip_eta), algorithm.setting("objective.advantage.clip"))
+    advantages = advantages.float()  # some devices have no float64
 
     # N_MC pairs (t_j, eps_j), shared by the group.
     grids = {size: policy.noise_levels(sampling.at(size)) for size in dict.fromkeys(pick.size for pick in picks)}
@@ -114,38 +156,37 @@ def run_iteration(
         config.rollout.group_size,
         config.surrogate.stratified,
     )
-    guidance = policy.scored_guidance(config.rollout.guidance, same=config.surrogate.guidance == "same")
-    estimate = SurrogateEstimate(policy, rollout, draw, config.surrogate.weighting, config.surrogate.batch_size, guidance)
+    estimate = algorithm.estimate(rollout, draw, advantages)
 
     with _timed(clock, "update"):
         minibatches = _minibatches(advantages, rollout.size_ids, config, iteration)
-        old: list[_Old | None] = [None] * len(minibatches)
-        if objective.gradient_steps > 1:
-            # L_hat(theta_old | o_i, c) in the row batches that training will use. theta is still theta_old here.
-            old = [_losses_old(learner, config, estimate, outputs, behaviour) for outputs in minibatches]
+        # L_hat(theta_old | o_i, c) in the row batches that training will use, if there are several steps. theta is still
+        # theta_old here.
+        old = [_measured_old(learner, algorithm, estimate, outputs, behaviour) for outputs in minibatches]
 
         # N gradient steps on minibatches of the collected outputs.
         _set_lr(learner.stepper.optimizer, lr := learning_rate(config.optimizer, iteration, config.iterations))
         steps = []
         for n, outputs in enumerate(minibatches):
-            step, old[n] = _gradient_step(learner, config, estimate, outputs, advantages, behaviour, old[n])
+            step, old[n] = _gradient_step(learner, algorithm, estimate, outputs, advantages, behaviour, old[n])
             steps.append(step)
+        algorithm.after()
         if learner.average is not None:
             update_average(learner.average, adapter.snapshot(), config.optimizer.ema_decay)
 
-    metrics = _metrics(scores, trained, weights, rollout, advantages, steps, minibatches, clock)
+    metrics = _metrics(scores, trained, weights, rollout, advantages, steps, minibatches, clock, algorithm.measured)
     metrics["lr"] = lr
-    metrics["nfe/behaviour"] = rollout_evaluations + sum(o.evaluations for o in old if o) / len(rollout)
+    spent_old = sum(o.evaluations for o in old) + sum(step.evaluations_old for step in steps)
+    metrics["nfe/behaviour"] = algorithm.rollout_evaluations(rollout_evaluations) + spent_old / len(rollout)
     metrics["nfe/policy"] = sum(step.evaluations for step in steps) / len(rollout)
     return IterationResult(metrics, rollout, scores, advantages, _warnings(config, metrics, steps))
 
 
 @dataclass(frozen=True)
 class _Old:
-    """theta_old on a minibatch of M outputs."""
+    """What a minibatch is compared with: theta_old's losses, and predictions for the KL, where the algorithm asks for them."""
 
-    losses: torch.Tensor  # L_hat [M, J]
-    predictions: list[torch.Tensor]  # x_theta_old of each row batch, for the KL
+    reference: Reference
     rows: int  # at most so many rows at once: in half precision the losses hold for theta in the same batches only
     evaluations: int
 
@@ -153,12 +194,13 @@ class _Old:
 @dataclass(frozen=True)
 class _Step:
     losses: torch.Tensor  # L_hat [M, J] as the step saw it
-    ratio: torch.Tensor  # [M]
+    ratio: torch.Tensor | None  # [M], or [M, J] of an algorithm with a ratio a step
     clipped: float
     kl: float
     grad_norm: float
     skipped: str | None
     evaluations: int
+    evaluations_old: int  # of the behaviour policy, beside theta's
 
 
 def _minibatches(advantages: torch.Tensor, size_ids: torch.Tensor, config: RunConfig, iteration: int) -> list[torch.Tensor]:
@@ -175,59 +217,53 @@ def _minibatches(advantages: torch.Tensor, size_ids: torch.Tensor, config: RunCo
     return [part[size_ids[part].argsort(stable=True)] for part in useful.tensor_split(steps) if len(part)]
 
 
-def _rows(config: RunConfig, outputs: torch.Tensor) -> int:
+def _rows(estimate: SurrogateEstimate, config: RunConfig, outputs: torch.Tensor) -> int:
     """How many (output, pair) rows may go through the network at once; not more than there are, so that half is less."""
-    return min(config.surrogate.batch_size, len(outputs) * config.surrogate.pairs)
+    return min(config.surrogate.batch_size, len(outputs) * estimate.pairs)
 
 
-def _losses_old(
-    learner: Learner, config: RunConfig, estimate: SurrogateEstimate, outputs: torch.Tensor, behaviour: LoraFactors
+def _measured_old(
+    learner: Learner, algorithm: Algorithm, estimate: SurrogateEstimate, outputs: torch.Tensor, behaviour: LoraFactors
 ) -> _Old:
     def measure(rows: int) -> _Old:
         estimate.batch_size, estimate.evaluations = rows, 0
-        with learner.adapter.using(behaviour):
-            losses, predictions = estimate.values(outputs, keep_predictions=config.objective.kl_coef > 0)
-        return _Old(losses, predictions, rows, estimate.evaluations)
+        return _Old(algorithm.reference(estimate, outputs, behaviour), rows, estimate.evaluations)
 
-    return learner.policy.batches.attempt(UPDATE, _rows(config, outputs), measure)
+    return learner.policy.batches.attempt(UPDATE, _rows(estimate, algorithm.config, outputs), measure)
 
 
 def _gradient_step(
     learner: Learner,
-    config: RunConfig,
+    algorithm: Algorithm,
     estimate: SurrogateEstimate,
     outputs: torch.Tensor,
     advantages: torch.Tensor,
     behaviour: LoraFactors,
-    old: _Old | None,
-) -> tuple[_Step, _Old | None]:
+    old: _Old,
+) -> tuple[_Step, _Old]:
     """One optimiser step, and `old` as it was used. Without memory all of the step is done anew in smaller row batches."""
-    objective = config.objective
     chosen = advantages[outputs]
     share = 1 / max(1, int((chosen != 0).sum()))
 
-    def ratio_of(losses: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
-        if old is None:
-            return on_policy_ratio(losses)
-        return importance_ratio(losses, old.losses[local].to(losses.device))
-
     def loss_of(losses: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
         part = chosen[local].to(losses.device)
-        return policy_loss(ratio_of(losses, local), part, objective.clip_eps) * (len(local) * share)
+        losses_old = old.reference.losses
+        return algorithm.loss(losses, None if losses_old is None else losses_old[local], part) * (len(local) * share)
 
     def gradient(rows: int) -> tuple[torch.Tensor, float]:
         nonlocal old
         learner.stepper.optimizer.zero_grad(set_to_none=True)  # what an attempt without memory has left
-        if old is not None and old.rows != rows:
-            old = _losses_old(learner, config, estimate, outputs, behaviour)
-        estimate.batch_size, estimate.evaluations = rows, 0
-        return estimate.backward(outputs, loss_of, objective.kl_coef, old.predictions if old else None)
+        if old.rows != rows:
+            old = _measured_old(learner, algorithm, estimate, outputs, behaviour)
+        estimate.batch_size, estimate.evaluations, estimate.evaluations_old = rows, 0, 0
+        return estimate.backward(outputs, loss_of, algorithm.kl_coef(), old.reference.predictions)
 
-    losses, kl = learner.policy.batches.attempt(UPDATE, _rows(config, outputs), gradient)
-    ratio = ratio_of(losses, torch.arange(len(outputs)))
-    clipped = clip_fraction(ratio, chosen, objective.clip_eps) if objective.clip_eps else 0.0
+    losses, kl = learner.policy.batches.attempt(UPDATE, _rows(estimate, algorithm.config, outputs), gradient)
+    ratio = algorithm.ratio(losses, old.reference.losses)
+    clipped = 0.0 if ratio is None else algorithm.clipped(ratio, chosen)
     outcome = learner.stepper.step(loss_finite=bool(torch.isfinite(losses).all()))
-    return _Step(losses, ratio, float(clipped), kl, outcome.grad_norm, outcome.skipped, estimate.evaluations), old
+    spent = estimate.evaluations, estimate.evaluations_old
+    return _Step(losses, ratio, clipped, kl, outcome.grad_norm, outcome.skipped, *spent), old
 
 
 def _metrics(
@@ -239,6 +275,7 @@ def _metrics(
     steps: list[_Step],
     minibatches: list[torch.Tensor],
     clock: dict[str, float],
+    measured: str,
 ) -> dict[str, float]:
     metrics: dict[str, float] = {}
     for name, values in scores.scores.items():
@@ -255,16 +292,18 @@ def _metrics(
     metrics["advantage/max_abs"] = float(advantages.abs().max())
     if steps:
         values = torch.cat([s.losses for s in steps]).double().mean(1)
-        groups = rollout.group_ids[torch.cat(minibatches)]
-        metrics["surrogate/mean"] = float(values.mean())
-        metrics["surrogate/cv"] = float(values.std(correction=0) / values.mean())
-        inside = [values[groups == g] for g in groups.unique()]
-        spreads = [float(v.std(correction=0) / v.mean()) for v in inside if len(v) > 1]
-        metrics["surrogate/cv_group"] = sum(spreads) / len(spreads) if spreads else float("nan")
-        metrics["ratio/max_abs_dev"] = max(float((s.ratio - 1).abs().max()) for s in steps)
-        # Before the first update theta is theta_old, so whatever differs from 1 is numerical noise.
-        metrics["ratio/noise"] = float((steps[0].ratio - 1).abs().max())
-        metrics["ratio/clip_frac"] = sum(s.clipped for s in steps) / len(steps)
+        metrics[f"{measured}/mean"] = float(values.mean())
+        if measured == "surrogate":  # above 0, so that a spread can be told in shares of it
+            metrics["surrogate/cv"] = float(values.std(correction=0) / values.mean())
+            groups = rollout.group_ids[torch.cat(minibatches)]
+            inside = [values[groups == g] for g in groups.unique()]
+            spreads = [float(v.std(correction=0) / v.mean()) for v in inside if len(v) > 1]
+            metrics["surrogate/cv_group"] = sum(spreads) / len(spreads) if spreads else float("nan")
+        if steps[0].ratio is not None:
+            metrics["ratio/max_abs_dev"] = max(float((s.ratio - 1).abs().max()) for s in steps)
+            # Before the first update theta is theta_old, so whatever differs from 1 is numerical noise.
+            metrics["ratio/noise"] = float((steps[0].ratio - 1).abs().max())
+            metrics["ratio/clip_frac"] = sum(s.clipped for s in steps) / len(steps)
         metrics["kl"] = sum(s.kl for s in steps) / len(steps)
         metrics["grad_norm"] = max(s.grad_norm for s in steps)
     metrics["steps/taken"] = float(sum(s.skipped is None for s in steps))

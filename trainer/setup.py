@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import torch
 
+from .algorithms import ALGORITHMS
 from .config import RunConfig
 from .errors import UserError, one_line
 from .evaluation import evaluation_prompts, evaluation_sampling, evaluation_sizes
@@ -61,13 +62,14 @@ def build_bench(config: RunConfig, device: torch.device, cache: Path | None = No
     optimizer = build_optimizer(config.optimizer, adapter.parameters())
     stepper = GuardedStepper(optimizer, dict(adapter.named_parameters()), config.optimizer.max_grad_norm)
     average = adapter.snapshot() if config.optimizer.ema_decay else None
+    lagged = adapter.snapshot() if ALGORITHMS[config.algorithm].lags else None
     texts = [p.text for p in (*config.prompts.train, *held_out)]
     with adapter.disabled():
         encoded = policy.encode(texts, config.rollout.negative_prompt)
     split = len(config.prompts.train)
     return Bench(
         config=config,
-        learner=Learner(policy, adapter, stepper, average),
+        learner=Learner(policy, adapter, stepper, average, lagged),
         train=config.prompts.train,
         train_conditioning=encoded.rows(range(split)),
         held_out=held_out,

@@ -13,11 +13,13 @@ from .runs.optimizer_state import optimizer_from_tensors, optimizer_to_tensors, 
 
 
 def learner_tensors(learner: Learner) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, Any]]:
-    """(tensors by file name, JSON): raw LoRA, EMA, optimiser, every random generator."""
+    """(tensors by file name, JSON): raw LoRA, EMA, lagging copy, optimiser, every random generator."""
     optimizer, meta = optimizer_to_tensors(learner.stepper.optimizer, list(learner.stepper.named))
     tensors = {"lora": learner.adapter.snapshot().tensors(), "optimizer": optimizer, "rng": rng_to_tensors()}
     if learner.average is not None:
         tensors["ema"] = learner.average.tensors()
+    if learner.lagged is not None:
+        tensors["lagged"] = learner.lagged.tensors()
     position = {"optimizer": meta, "skipped_in_a_row": learner.stepper.skipped_in_a_row}
     if learner.policy.batches.sizes:  # a batch's size decides the last digits
         position["batches"] = dict(learner.policy.batches.sizes)
@@ -30,11 +32,17 @@ def restore_learner(learner: Learner, tensors: dict[str, dict[str, torch.Tensor]
         raise UserError(
             "the checkpoint and the configuration disagree about optimizer.ema_decay; resume with the run's own config.yaml"
         )
+    if (learner.lagged is None) != ("lagged" not in tensors):
+        raise UserError(
+            "the checkpoint and the configuration disagree about a lagging copy, which diffusion_nft and awm keep; resume with "
+            "the run's own config.yaml"
+        )
     learner.adapter.load(LoraFactors.from_tensors(tensors["lora"]))
+    device = learner.adapter.parameters()[0].device
     if learner.average is not None:
-        average = LoraFactors.from_tensors(tensors["ema"])
-        device = learner.adapter.parameters()[0].device
-        learner.average = average.to(device=device).clone()
+        learner.average = LoraFactors.from_tensors(tensors["ema"]).to(device=device).clone()
+    if learner.lagged is not None:
+        learner.lagged = LoraFactors.from_tensors(tensors["lagged"]).to(device=device).clone()
     optimizer_from_tensors(learner.stepper.optimizer, list(learner.stepper.named), tensors["optimizer"], position["optimizer"])
     learner.stepper.skipped_in_a_row = position["skipped_in_a_row"]
     learner.policy.batches.sizes.update(position.get("batches", {}))

@@ -130,6 +130,7 @@ def test_the_digest_is_that_of_the_canonical_json_in_every_process():
     data = {key: value for key, value in config.to_dict().items() if key != "name"}
     for later in ("vae_tiling", "attention", "compile"):
         del data["policy"][later]
+    del data["algorithm"], data["trajectory"], data["forward"], data["objective"]["advantage"]["clip"]
     canonical = json.dumps(data, sort_keys=True, separators=(",", ":"))
     assert config.digest() == hashlib.sha256(canonical.encode()).hexdigest()[:12]
     code = f"from trainer.config import load_config; print(load_config({small()!r}).digest())"
@@ -172,7 +173,8 @@ def test_rewards_are_written_out_and_typed():
 
 def test_presets():
     stages = [f"sd3-stage{n}" for n in range(1, 6)]
-    assert preset_names() == sorted(["demo", "letters", "sdxl-vpred", "flux-multireward", *stages, *FAMILIES])
+    peers = ["flow_grpo", "mix_grpo", "dance_grpo", "diffusion_nft", "awm", "naive_elbo"]
+    assert preset_names() == sorted(["demo", "letters", "sdxl-vpred", "flux-multireward", *stages, *FAMILIES, *peers])
     config = load_config({"preset": "demo"})
     assert config.policy.model == "demo" and config.policy.lora.rank == 16 and config.policy.lora.alpha == 32
     assert config.warnings() == []

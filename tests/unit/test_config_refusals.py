@@ -211,8 +211,8 @@ def test_an_override_that_cannot_be_read(override, said):
         ({"policy": {"model": "demo", "lora": {"rank": "x"}}}, r"^policy\.lora\.rank = x; allowed: an integer [^(]*\([^)]*\)$"),
         ({"optimizer": {"lr": 10**400}}, r"^optimizer\.lr = .*; allowed"),
         ({"optimizer": {"lr": 10**5000}}, r"^optimizer\.lr = a huge number; allowed"),
-        ({"preset": "dmo"}, r"^unknown preset dmo \(did you mean 'demo'\? allowed: chroma, demo, flux"),
-        ({"preset": ["demo"]}, r"^preset = \['demo'\]; allowed: one of chroma, demo, flux"),
+        ({"preset": "dmo"}, r"^unknown preset dmo \(did you mean 'demo'\? allowed: awm, chroma, dance_grpo, demo"),
+        ({"preset": ["demo"]}, r"^preset = \['demo'\]; allowed: one of awm, chroma, dance_grpo, demo"),
     ],
 )
 def test_a_mapping_that_is_refused(changes, said):

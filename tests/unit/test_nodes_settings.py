@@ -22,7 +22,7 @@ OTHER = {
     "height": 112, "guidance": 1.5, "rollout_batch_size": 3, "pairs": 5, "share": "batch", "weighting": "x",
     "update_batch_size": 7, "gradient_steps": 2, "clip_eps": 0.006, "kl_coef": 0.1, "soft_clip_eta": 2.0, "lr": 2e-4,
     "ema_decay": 0.5, "warmup": 2, "schedule": "linear", "evaluate_every": 3, "evaluate_prompts": 11,
-    "checkpoint_every": 4, "checkpoint_keep": 2,
+    "checkpoint_every": 4, "checkpoint_keep": 2, "algorithm": "vgrpo",
 }  # fmt: skip
 
 
@@ -81,7 +81,7 @@ def test_every_knob_sets_its_key():
     for knob in knobs.KNOBS:
         assert value_at(settings.changes, knob.key) == OTHER[knob.id], knob.id
     lines = knobs.differences(settings).splitlines()
-    assert lines[0] == f"preset sd3, {len(OTHER)} changes"
+    assert lines[0] == f"preset sd3, {len(OTHER) - 1} changes"  # the algorithm is the same: no peer takes all the others
     assert "optimizer.lr: 0.0003 -> 0.0002" in lines and "objective.clip_eps: null -> 0.006" in lines
 
 
@@ -98,6 +98,15 @@ def test_the_value_that_means_the_preset_is_never_a_value_of_the_key():
                 load_config(data)
         else:
             assert knob.default == knob.choices[0] == "preset"
+
+
+def test_a_peer_is_chosen_as_any_other_knob_and_refused_where_a_knob_can_t_act():
+    config = together("demo", {"algorithm": "flow_grpo"}, "trajectory: {noise: 0.5}")
+    assert config.algorithm == "flow_grpo" and config.trajectory.noise == 0.5
+    assert "objective.clip_eps = 0.02 can never act with algorithm = diffusion_nft" in refused(
+        "demo", algorithm="diffusion_nft"
+    )
+    assert together("demo", {"algorithm": "diffusion_nft", "clip_eps": 0.0}).objective.clip_eps is None
 
 
 def test_zero_turns_off_what_the_configuration_calls_null():
@@ -178,7 +187,7 @@ def test_more_refused(more, said):
         ({"clip_eps": 0.01}, "objective.clip_eps = 0.01 can never act"),
         ({"warmup": 200}, "optimizer.warmup = 200 is more than iterations = 150"),
         ({"lr": 0.5, "more": "optimizer.lr: 1e-3"}, "the input lr and 'more' both set optimizer.lr"),
-        ({"preset": "xl"}, "preset = 'xl'; allowed: none, chroma, demo"),
+        ({"preset": "xl"}, "preset = 'xl'; allowed: none, awm, chroma"),
     ],
 )
 def test_knobs_refused(values, said):

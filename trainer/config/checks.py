@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from ..algorithms import ALGORITHMS
 from ..families import FAMILIES
 from ..sizes import BUCKET, named_size, size_text
 from .shape import KEYS as SHAPE_KEYS
@@ -30,13 +31,14 @@ def refusals(config: RunConfig) -> Iterator[tuple[str, str]]:
                 f"objective.clip_eps = {objective.clip_eps:g} can never act with objective.gradient_steps = 1: the ratio is "
                 "exactly 1 in the only step; set clip_eps to null or gradient_steps to 2 or more",
             )
-        if objective.kl_coef > 0:
+        if objective.kl_coef > 0 and not ALGORITHMS[config.algorithm].kl_to_base:
             yield (
                 "objective.kl_coef",
                 f"objective.kl_coef = {objective.kl_coef:g} can never act with objective.gradient_steps = 1: at the behaviour "
                 "policy itself the KL has gradient 0; set kl_coef to 0 or gradient_steps to 2 or more",
             )
     yield from _of_the_family(config)
+    yield from _of_the_algorithm(config)
     yield from _of_the_memory(config)
     yield from _of_the_sizes(config)
     if config.surrogate.guidance == "same" and rollout.guidance == 1:
@@ -130,6 +132,54 @@ def _of_the_family(config: RunConfig) -> Iterator[tuple[str, str]]:
         )
 
 
+def _of_the_algorithm(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """Settings that another algorithm has, and bases and samplers that this one has no formula for."""
+    traits, rollout = ALGORITHMS[config.algorithm], config.rollout
+    for key in traits.idle:
+        value, default = _value_and_default(config, key)
+        if value != default:
+            yield (
+                key,
+                f"{key} = {show(value)} can never act with algorithm = {traits.name}; leave it at {show(default)}, or choose "
+                f"another algorithm ({', '.join(name for name, other in ALGORITHMS.items() if key not in other.idle)})",
+            )
+    family = FAMILIES[config.policy.family]
+    if family.kind not in traits.kinds:
+        others = ", ".join(name for name, other in ALGORITHMS.items() if family.kind in other.kinds)
+        yield (
+            "algorithm",
+            f"algorithm = {traits.name}: {traits.title} ({traits.paper}) is for rectified flows, and family {family.name} is "
+            f"none; allowed: {others}",
+        )
+    if not traits.trajectory:
+        return
+    if rollout.sampler not in traits.samplers:
+        allowed = ", ".join(traits.samplers)
+        yield (
+            "rollout.sampler",
+            f"rollout.sampler = {rollout.sampler}: {traits.name} takes its steps by itself; allowed: {allowed}",
+        )
+    least = 1 + (config.trajectory.window if "trajectory.window" not in traits.idle else 1)
+    if rollout.steps < least:
+        yield (
+            "rollout.steps",
+            f"rollout.steps = {rollout.steps}: {traits.name} needs at least {least}, since the last step is never stochastic"
+            + ("; take more steps, or a smaller trajectory.window" if least > 2 else "; take more steps"),
+        )
+    if rollout.guidance > 1 and config.surrogate.guidance != "same":
+        yield (
+            "surrogate.guidance",
+            f"surrogate.guidance = {config.surrogate.guidance}: {traits.name} scores the very steps of the rollout, which are "
+            f"guided by {rollout.guidance:g}; set it to same",
+        )
+
+
+def _value_and_default(config: RunConfig, key: str) -> tuple[object, object]:
+    section, _, name = key.partition(".")
+    inner = getattr(config, section)
+    return getattr(inner, name), type(inner).model_fields[name].default
+
+
 def _of_the_memory(config: RunConfig) -> Iterator[tuple[str, str]]:
     """Ways to save memory or time that this family has not, or that exclude each other."""
     policy = config.policy
@@ -162,12 +212,14 @@ def warnings(config: RunConfig) -> list[str]:
 
 def _warnings(config: RunConfig) -> Iterator[str]:
     objective, surrogate, advantage = config.objective, config.surrogate, config.objective.advantage
-    if objective.gradient_steps > 1 and objective.clip_eps is None and objective.kl_coef == 0:
+    traits = ALGORITHMS[config.algorithm]
+    clips = "objective.clip_eps" not in traits.idle
+    if objective.gradient_steps > 1 and clips and objective.clip_eps is None and objective.kl_coef == 0:
         yield (
             f"objective.gradient_steps = {objective.gradient_steps} with neither clip_eps nor kl_coef: nothing bounds how far "
             "the policy leaves the one that made the outputs; clip_eps of 6e-3 to 1e-2 is typical (arXiv 2604.23380)"
         )
-    if surrogate.pairs < _CONVERGING_PAIRS:
+    if surrogate.pairs < _CONVERGING_PAIRS and not traits.trajectory:
         yield (
             f"surrogate.pairs = {surrogate.pairs}: 4 is the paper's sweet spot and 2 does not converge in the paper's ablation "
             "(arXiv 2604.23380)"

@@ -9,8 +9,10 @@ import hashlib
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
+from ..algorithms import ALGORITHMS as _ALGORITHMS
+from ..algorithms import VGRPO
 from ..demo import EMBEDDED_MODELS
 from ..families import FAMILIES as _FAMILIES
 from ..prompts import Prompt, load_prompts
@@ -19,13 +21,16 @@ from ..sizes import Size, paired
 from . import fields
 from .checks import refusals, warnings
 from .each import Each
+from .peers import ForwardConfig, TrajectoryConfig
 from .problems import Problem, refuse
 from .rewards import check_settings, options_model
+from .section import Section
 from .shape import shape_of
-from .table import KeyRow, is_section, key_rows
+from .table import KeyRow, key_rows
 from .text import Row, dump
 
 FAMILIES = tuple(_FAMILIES)
+ALGORITHMS = tuple(_ALGORITHMS)
 PARTS = ("vae", "text_encoder", "text_encoder_2", "text_encoder_3")  # that may lie in files of their own
 SAMPLERS = ("euler", "heun", "dpmsolver++", "unipc")
 TARGETS = ("attention", "attention+mlp", "attention+mlp+conv")
@@ -36,22 +41,15 @@ _NullIsNone = BeforeValidator(lambda value: "none" if value is None else value)
 
 
 # Keys that came after runs had been made, with the value that changes nothing: such runs keep their digest.
-_LATER: dict[str, dict[str, Any]] = {"policy": {"vae_tiling": "auto", "attention": "auto", "compile": False}}
-
-
-class Section(BaseModel):
-    """Strict about types, closed to unknown keys and to numbers that are not finite; never changed once built."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _empty_sections(cls, data: Any) -> Any:
-        """A heading with nothing under it (`checkpoint:`) is an empty section."""
-        if not isinstance(data, dict):
-            return data
-        sections = {name for name, field in cls.model_fields.items() if is_section(field.annotation)}
-        return {key: {} if value is None and key in sections else value for key, value in data.items()}
+_LATER: dict[str, Any] = {
+    "policy.vae_tiling": "auto",
+    "policy.attention": "auto",
+    "policy.compile": False,
+    "algorithm": VGRPO,
+    "objective.advantage.clip": None,
+    "trajectory": TrajectoryConfig().model_dump(mode="json"),
+    "forward": ForwardConfig().model_dump(mode="json"),
+}
 
 
 class LoraConfig(Section):
@@ -279,6 +277,13 @@ class AdvantageConfig(Section):
     scale: Literal["group", "batch", "none"] = Field(
         "group", description="whose standard deviation divides the advantages (none: not divided). arXiv 2604.23380 (group)"
     )
+    clip: float | None = Field(
+        None,
+        gt=0,
+        le=1000,
+        description="hard bound of the advantages, null = off, but 5 in diffusion_nft and awm, which scale by it. The code of "
+        "Flow-GRPO, MixGRPO, DanceGRPO, DiffusionNFT and AWM: 5",
+    )
 
 
 class ObjectiveConfig(Section):
@@ -292,7 +297,8 @@ class ObjectiveConfig(Section):
         0.0,
         ge=0,
         le=1000,
-        description=f"weight of the simple KL to the behaviour policy, 0 = off; 0.3 in stage 5. {STAGE_1} (off)",
+        description="weight of the simple KL to the behaviour policy (of the peers: of their KL to the base), 0 = off; 0.3 in "
+        f"stage 5. {STAGE_1} (off)",
     )
     soft_clip_eta: float | None = Field(
         3.0, gt=0, le=1000, description=f"soft bound of the advantages, eta * tanh(A / eta), null = off. {STAGE_1}"
@@ -362,11 +368,18 @@ class RunConfig(Section):
     name: str = Field("run", max_length=80, description="what people call the run")
     seed: int = Field(0, ge=0, le=2**64 - 1, description="seed that every random number derives from")
     iterations: int = Field(150, ge=1, le=1_000_000, description=f"outer iterations. {STAGE_1}")
+    algorithm: Literal[ALGORITHMS] = Field(
+        VGRPO, description="the method: V-GRPO (arXiv 2604.23380) or a peer, see docs/algorithms.md"
+    )
     policy: PolicyConfig = Field(description="what is trained")
     prompts: PromptsConfig = Field(description="what it is trained and judged on")
     rollout: RolloutConfig = Field(default_factory=RolloutConfig, description="how outputs are made")
     surrogate: SurrogateConfig = Field(default_factory=SurrogateConfig, description="how an output's likelihood is estimated")
     objective: ObjectiveConfig = Field(default_factory=ObjectiveConfig, description="the policy gradient")
+    trajectory: TrajectoryConfig = Field(
+        default_factory=TrajectoryConfig, description="the algorithms that train on the rollout's own steps"
+    )
+    forward: ForwardConfig = Field(default_factory=ForwardConfig, description="DiffusionNFT and AWM")
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="the weight update")
     rewards: dict[str, dict[str, Any]] = Field(
         description="what is maximised: reward name -> its options, weight (default 1, negative = penalty), clip and "
@@ -435,8 +448,13 @@ class RunConfig(Section):
     def digest(self) -> str:
         """12 hexadecimal digits that two configurations share when they differ in nothing but the name."""
         data = {key: value for key, value in self.to_dict().items() if key != "name"}
-        for section, later in _LATER.items():
-            data[section] = {key: value for key, value in data[section].items() if (key, value) not in later.items()}
+        for key, unchanged in _LATER.items():
+            *sections, last = key.split(".")
+            inner = data
+            for section in sections:
+                inner = inner[section]
+            if inner[last] == unchanged:
+                del inner[last]
         text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 

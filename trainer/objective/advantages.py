@@ -107,6 +107,11 @@ def soft_clip(advantages: Tensor, eta: float | None) -> Tensor:
     return eta * (advantages / eta).tanh()
 
 
+def hard_clip(advantages: Tensor, bound: float | None) -> Tensor:
+    """The advantages [B] within [-bound, bound], as Flow-GRPO's code and its descendants have them (5); None leaves them be."""
+    return advantages if bound is None else advantages.clamp(-bound, bound)
+
+
 def _advantages(rewards: Tensor, group_ids: Tensor | Sequence[int], scale: str) -> Tensor:
     """`group_advantages` in float64 on the CPU."""
     if scale not in SCALES:

@@ -104,6 +104,9 @@ class Policy(Protocol):
     def noise_levels(self, sampling: Sampling) -> tuple[torch.Tensor, int]:
         """The sampler's noise levels float32[S] without the final 0, and network evaluations per image."""
 
+    def first_noise(self, seeds: Sequence[int], sampling: Sampling) -> torch.Tensor:
+        """Where `sample` starts: standard normal float32 [B, ...] on the CPU, each output's from its own seed alone."""
+
     def sample(
         self, conditioning: Conditioning, seeds: Sequence[int], sampling: Sampling, on_step: Callable[[], None] | None = None
     ) -> torch.Tensor:
