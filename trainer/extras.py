@@ -11,15 +11,15 @@ from .errors import UserError
 if TYPE_CHECKING:
     from .config import RunConfig
 
-# (key, value) -> (module, what pip calls it)
+# (key, value) -> (module, what pip calls it, pip's options)
 _NEEDED = {
-    ("policy.quantization", "nf4"): ("bitsandbytes", "bitsandbytes"),
-    ("policy.quantization", "int8"): ("bitsandbytes", "bitsandbytes"),
-    ("policy.quantization", "fp8"): ("torchao", "torchao"),
-    ("policy.attention", "flash"): ("flash_attn", "flash-attn"),
-    ("policy.attention", "sage"): ("sageattention", "sageattention"),
-    ("policy.attention", "xformers"): ("xformers", "xformers"),
-    ("optimizer.name", "adamw8bit"): ("bitsandbytes", "bitsandbytes"),
+    ("policy.quantization", "nf4"): ("bitsandbytes", "bitsandbytes", ""),
+    ("policy.quantization", "int8"): ("bitsandbytes", "bitsandbytes", ""),
+    ("policy.quantization", "fp8"): ("torchao", "torchao", ""),
+    ("policy.attention", "flash"): ("flash_attn", "flash-attn", "--no-build-isolation "),  # its build asks for torch
+    ("policy.attention", "sage"): ("sageattention", "sageattention", ""),
+    ("policy.attention", "xformers"): ("xformers", "xformers", "--no-deps "),  # else it may replace the user's torch
+    ("optimizer.name", "adamw8bit"): ("bitsandbytes", "bitsandbytes", ""),
 }
 
 
@@ -33,11 +33,10 @@ def installed(module: str) -> bool:
 
 def require(key: str, value: str) -> None:
     """Raises UserError, one line with the command that installs it, if what the value needs is not there."""
-    module, name = _NEEDED.get((key, value), (None, None))
+    module, name, options = _NEEDED.get((key, value), (None, "", ""))
     if module is not None and not installed(module):
-        raise UserError(
-            f'{key} = {value} needs {name}, which is not installed; install it with: "{sys.executable}" -m pip install {name}'
-        )
+        install = f'"{sys.executable}" -m pip install {options}{name}'
+        raise UserError(f"{key} = {value} needs {name}, which is not installed; install it with: {install}")
 
 
 def require_all(config: RunConfig) -> None:

@@ -7,6 +7,8 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from tests.bench import bright, factors, iterate, same, shake, tiny_bench
 from tests.family_bench import CPU, PROMPTS, ROWS, SAMPLING, SEEDS
@@ -68,6 +70,42 @@ def test_offloading_changes_no_number(folders, family):
         assert torch.equal(latents, expected[0]) and torch.equal(pictures, expected[1])
         assert gradients.keys() == expected[2].keys()
         assert all(torch.equal(gradient, expected[2][name]) for name, gradient in gradients.items()), offload
+
+
+class OnlyCopies(TorchDispatchMode):
+    """Inside, nothing computes with a tensor that is at home: on an accelerator it would be on another device."""
+
+    COPYING = ("aten::_to_copy", "aten::clone", "aten::detach", "aten::alias")
+
+    def __init__(self, parts) -> None:
+        super().__init__()
+        tensors = [tensor for part in parts for tensor in part.tensors() if tensor.numel()]
+        self.homes = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+        self.computed = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.name().partition(".")[0] not in self.COPYING:
+            for value in tree_leaves((args, kwargs)):
+                if isinstance(value, torch.Tensor) and value.numel():
+                    assert value.untyped_storage().data_ptr() not in self.homes, func
+            self.computed += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_nothing_computes_with_what_is_at_home(folders, family):
+    policy = build(folders(family), family, "blocks")
+    placement = policy._placement
+    conditioning = policy.encode(PROMPTS).rows(ROWS)
+    watched = OnlyCopies([*placement._parts.values(), *placement._stream._parts])
+    if family == "flux2_klein":  # diffusers' pipeline reads the decoder's statistics, and moves them itself
+        watched.homes -= {buffer.untyped_storage().data_ptr() for buffer in policy._pipe.vae.bn.buffers()}
+    with watched:
+        latents = policy.sample(conditioning, SEEDS, SAMPLING)
+        policy.decode(latents)
+        z, t = latents.detach().requires_grad_(), policy.visible_time(torch.linspace(0.2, 0.9, len(latents)))
+        policy.predict_clean(z, t, conditioning).square().mean().backward()
+    assert z.grad.any() and watched.computed > 1000
 
 
 def test_without_checkpointing_the_numbers_are_right_too(folders):
@@ -162,6 +200,21 @@ def test_the_blocks_hold_most_of_every_network(folders):
         policy = build(folders(family), family, "none")
         blocks = blocks_of(policy.denoiser)
         assert blocks and not any(inner in blocks for block in blocks for inner in list(block.modules())[1:])
+
+
+@pytest.mark.parametrize("offload", ["none", "model", "blocks"])
+def test_text_encoders_leave_memory(folders, monkeypatch, offload):
+    policy = build(folders("flux"), "flux", offload)
+    load, held = policy._encoders, []
+
+    def loaded():
+        pipe = load()
+        held.extend(weakref.ref(getattr(pipe, name)) for name in policy.ENCODERS)
+        return pipe
+
+    monkeypatch.setattr(policy, "_encoders", loaded)
+    policy.encode(PROMPTS)
+    assert len(held) == 2 and all(encoder() is None for encoder in held)
 
 
 # Pausing

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 
@@ -11,6 +13,7 @@ from tests.tiny_families import make_folder
 from trainer.config import load_config
 from trainer.errors import UserError
 from trainer.families import FAMILIES
+from trainer.lora import LoraFactors, attach
 from trainer.policies import decoding, load_policy, policy_class
 from trainer.policies.frozen import blocks_of
 from trainer.policies.resources import Resources
@@ -112,6 +115,26 @@ def test_each_repeated_block_is_compiled(folders, monkeypatch):
     monkeypatch.setattr(torch.nn.Module, "compile", lambda module, *args, **kw: compiled.append(module))
     policy = policy_class("flux")(folders("flux"), CPU, resources=Resources(compile=True))
     assert compiled == blocks_of(policy.denoiser)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, by which torch.compile makes code for a CPU")
+def test_compiled_blocks_compute_the_same(folders):
+    """With a LoRA whose values are swapped meanwhile, as for theta_old, and with recomputed blocks."""
+    found = []
+    for compiled in (False, True):
+        policy = policy_class("flux")(folders("flux"), CPU, gradient_checkpointing=True, resources=Resources(compile=compiled))
+        adapter = attach(policy.denoiser, 2, 4.0, "attention", 0, "flux", policy.device)
+        start = adapter.snapshot()
+        other = LoraFactors({name: (a, b + 0.1) for name, (a, b) in start.factors.items()}, start.rank, start.alpha)
+        conditioning = policy.encode(PROMPTS).rows(ROWS)
+        with adapter.using(other):
+            latents = policy.sample(conditioning, SEEDS, SAMPLING)
+        policy.predict_clean(latents, torch.full((5,), 0.5), conditioning).square().mean().backward()
+        found.append((latents, {name: p.grad for name, p in adapter.named_parameters() if p.grad is not None}))
+    (latents, gradients), (compiled_latents, compiled_gradients) = found
+    assert torch.allclose(latents, compiled_latents, atol=1e-4) and gradients.keys() == compiled_gradients.keys()
+    assert all(torch.allclose(gradients[name], value, atol=1e-5) for name, value in compiled_gradients.items())
 
 
 @pytest.mark.parametrize("family", ["sdxl", "qwen_image", "flux2_klein"])

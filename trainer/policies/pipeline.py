@@ -4,6 +4,7 @@ score, decode. A family says what differs; see `flow.py` and `unet.py` for the t
 
 from __future__ import annotations
 
+import gc
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
@@ -13,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 
 from ..errors import UserError
-from ..memory import PhaseBatches
+from ..memory import PhaseBatches, release_cached
 from .base import Conditioning, Sampling
 from .conditioning_cache import ConditioningCache, default_folder, fingerprint
 from .decoding import decode_pictures, prepare_decoder, raw_latents
@@ -199,8 +200,16 @@ class PipelinePolicy(ABC):
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[str], negative: str = "") -> Conditioning:
-        texts = [negative, *prompts]
         self._need(None)
+        first, *rows = self._encoded([negative, *prompts])
+        if not self.weights_stay:  # the hooks by which the encoders came and went hold them in a circle
+            gc.collect()
+            release_cached()
+        tensors = {k: _stack([row[k] for row in rows]) for k in first}
+        return Conditioning(tensors, torch.arange(len(rows)), {k: v[None] for k, v in first.items()})
+
+    def _encoded(self, texts: list[str]) -> list[Rows]:
+        """The rows of each text. The encoders are loaded for it, and gone when it returns."""
         if self._cache is None:  # the encoders' content names the cache, so they are read once in any case
             pipe = self._encoders()
             modules, tokenizers = (
@@ -210,12 +219,8 @@ class PipelinePolicy(ABC):
             self._cache = ConditioningCache(
                 self._cache_folder, fingerprint(modules, tokenizers, self.family, str(self.dtype), *self.encoding_facts())
             )
-            rows = self._cache.fetch(texts, lambda missing: self._encode(pipe, missing))
-        else:
-            rows = self._cache.fetch(texts, lambda missing: self._encode(self._encoders(), missing))
-        first, rows = rows[0], rows[1:]
-        tensors = {k: _stack([row[k] for row in rows]) for k in first}
-        return Conditioning(tensors, torch.arange(len(rows)), {k: v[None] for k, v in first.items()})
+            return self._cache.fetch(texts, lambda missing: self._encode(pipe, missing))
+        return self._cache.fetch(texts, lambda missing: self._encode(self._encoders(), missing))
 
     def encoding_facts(self) -> tuple[str, ...]:
         """What else decides the encoded tensors, such as a length; cached prompts are found by it."""

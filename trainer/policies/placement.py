@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from ..memory import release_cached
 from .frozen import CPU, FrozenTensors, blocks_of
 
-OFFLOADS = ("none", "model", "blocks")
-
 
 class BlockStream:
     """Brings each block's weights to the device for as long as it computes.

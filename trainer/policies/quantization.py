@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from ..errors import UserError, one_line
+from ..memory import is_out_of_memory
 from .frozen import CPU, blocks_of, moved
 
-QUANTIZATIONS = ("none", "nf4", "int8", "fp8")
 OUTLIERS = 6.0  # inputs beyond it are multiplied in half precision: int8's threshold in its paper and in diffusers
 
 
@@ -33,10 +33,12 @@ def quantise(denoiser: nn.Module, kind: str, dtype: torch.dtype, device: torch.d
         if kind == "fp8":
             _to_float8(layers, device)
             return
-        for name, layer in layers.items():
+        for name in list(layers):
             parent, _, last = name.rpartition(".")
-            setattr(denoiser.get_submodule(parent), last, _bitsandbytes_layer(layer, kind, dtype, device))
+            setattr(denoiser.get_submodule(parent), last, _bitsandbytes_layer(layers.pop(name), kind, dtype, device))
     except (RuntimeError, NotImplementedError, ValueError) as error:
+        if is_out_of_memory(error):
+            raise
         raise UserError(
             f"policy.quantization = {kind} failed on {device}: {one_line(error)[:300]}; choose another, or none"
         ) from error
@@ -53,23 +55,19 @@ def check_device(kind: str, device: torch.device) -> None:
 def _bitsandbytes_layer(layer: nn.Linear, kind: str, dtype: torch.dtype, device: torch.device) -> nn.Linear:
     import bitsandbytes as bnb
 
-    shape = (layer.in_features, layer.out_features, layer.bias is not None)
-    weight = layer.weight.data.to(device)
-    with torch.device("meta"):  # no second copy of what is replaced at once
-        if kind == "nf4":
-            new = bnb.nn.Linear4bit(*shape, compute_dtype=dtype, compress_statistics=True, quant_type="nf4")
-        else:
-            new = bnb.nn.Linear8bitLt(*shape, has_fp16_weights=False, threshold=OUTLIERS)
+    shape, weight = (layer.in_features, layer.out_features, layer.bias is not None), layer.weight.data
     if kind == "nf4":
-        new.weight = bnb.nn.Params4bit(weight, requires_grad=False, compress_statistics=True, quant_type="nf4", module=new).to(
-            device
-        )
+        with torch.device("meta"):  # its own weights are replaced at once
+            new = bnb.nn.Linear4bit(*shape, compute_dtype=dtype, compress_statistics=True, quant_type="nf4")
+        packed = bnb.nn.Params4bit(weight, requires_grad=False, compress_statistics=True, quant_type="nf4", module=new)
         new.support_avx512bf16_for_cpu = False  # it packs weights anew for inference, which no backward pass reads
     else:
-        new.weight = bnb.nn.Int8Params(weight.cpu(), requires_grad=False, has_fp16_weights=False).to(device)
+        with torch.device("meta"):
+            new = bnb.nn.Linear8bitLt(*shape, has_fp16_weights=False, threshold=OUTLIERS)
+        packed = bnb.nn.Int8Params(weight, requires_grad=False, has_fp16_weights=False)
+    new.weight = moved(packed.to(device), CPU, copy=False)  # it is quantised on its way to a device
     if layer.bias is not None:
         new.bias = nn.Parameter(layer.bias.data, requires_grad=False)
-    new.weight = moved(new.weight, CPU, copy=False)
     return new.eval()
 
 
@@ -80,4 +78,4 @@ def _to_float8(layers: dict[str, nn.Linear], device: torch.device) -> None:
         holder = nn.Sequential(layer)
         layer.weight = nn.Parameter(layer.weight.data.to(device), requires_grad=False)
         quantize_(holder, Float8WeightOnlyConfig())
-        layer.weight = nn.Parameter(layer.weight.detach().to("cpu"), requires_grad=False)
+        layer.weight = nn.Parameter(layer.weight.detach().to(CPU), requires_grad=False)
