@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 from urllib.parse import quote
 
 import pytest
@@ -25,12 +27,31 @@ NODES = {
     *("VGRPOReward" + name.title().replace("_", "") for name in BUILT_IN),
 }
 START_S = 0.3
+WIDGETS = {"COMBO", "INT", "FLOAT", "STRING", "BOOLEAN"}
+INPUTS = Path(__file__).with_name("inputs.json")  # node -> its widgets, in their order
 
 
 @pytest.fixture(scope="module")
 def nodes(comfy):
     with comfy.client() as client:
         return {name: info for name, info in client.nodes().items() if name in NODES or PACK_NAME in info["python_module"]}
+
+
+def widgets(info):
+    """The inputs of a node that have a value of their own, in the order that a graph saves them in."""
+    order = [(kind, name) for kind in ("required", "optional") for name in info["input_order"].get(kind, [])]
+    types = {name: info["input"][kind][name][0] for kind, name in order}
+    return [name for _, name in order if isinstance(types[name], list) or types[name] in WIDGETS]
+
+
+def test_saved_values_stay_where_they_are(nodes):
+    """A graph keeps a node's values by position: a new input comes behind all others, or old graphs are garbled."""
+    frozen = json.loads(INPUTS.read_text(encoding="utf-8"))
+    assert set(frozen) == set(nodes)
+    for name, inputs in frozen.items():
+        found = widgets(nodes[name])
+        assert found[: len(inputs)] == inputs, f"{name}: put new inputs behind {inputs[-1]}"
+        assert found == inputs, f"{name}: enter the new inputs {found[len(inputs) :]} in {INPUTS.name}"
 
 
 def import_seconds(log: str) -> float:
