@@ -23,6 +23,7 @@ from .policies.base import Conditioning, Policy
 from .prompts import Prompt
 from .rewards.base import Reward
 from .rewards.registry import create_entry
+from .rewards.residency import park
 from .rewards.scoring import load_rewards
 
 _T = TypeVar("_T")
@@ -64,6 +65,8 @@ def build_bench(config: RunConfig, device: torch.device, cache: Path | None = No
     average = adapter.snapshot() if config.optimizer.ema_decay else None
     lagged = adapter.snapshot() if ALGORITHMS[config.algorithm].lags else None
     texts = [p.text for p in (*config.prompts.train, *held_out)]
+    if config.policy.offload != "none":
+        park(rewards.values())  # the encoders need the room now; a reward's network comes back when it scores
     with adapter.disabled():
         encoded = policy.encode(texts, config.rollout.negative_prompt)
     split = len(config.prompts.train)

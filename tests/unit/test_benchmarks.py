@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import os
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +29,26 @@ def scripts():
         os.environ.update(environment)
         for name in ("harness", "sample_efficiency", "ablations"):
             sys.modules.pop(name, None)
+
+
+def run_script(name, *arguments):
+    return subprocess.run([sys.executable, str(FOLDER / name), *map(str, arguments)], capture_output=True, text=True)
+
+
+def test_large_models_need_cuda():
+    if torch.cuda.is_available():
+        pytest.skip("needs a machine without CUDA")
+    done = run_script("gpu_goals.py")
+    assert done.returncode == 2 and done.stderr.startswith("error: this needs a CUDA device") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_the_measurement_of_large_models_runs_on_a_small_one(tiny_sd3):
+    sizes = ("--set", "rollout.width=64", "--set", "rollout.height=64", "--set", "policy.dtype=float32")
+    done = run_script("gpu_goals.py", "--tiny", tiny_sd3, "--only", "sd3:8gb", "--steps", 2, *sizes)
+    assert done.returncode == 0, done.stdout + done.stderr
+    phases = [line.split(" | ")[1] for line in done.stdout.splitlines() if "not measured" in line]
+    assert phases == ["encode prompts", "rollout", "decode", "update"] and "failed" not in done.stdout
 
 
 def curve(scripts, rewards, step=100.0):

@@ -162,6 +162,15 @@ def test_a_picture_that_does_not_fit_whole_is_decoded_in_tiles(tiny_sd3, monkeyp
         strict.policy.decode(latents)
 
 
+@pytest.mark.parametrize("offload", ["none", "model"])
+def test_rewards_make_room_for_the_encoders(tiny_sd3, monkeypatch, offload):
+    order, encode = [], SD3Policy.encode
+    monkeypatch.setattr("trainer.setup.park", lambda rewards: order.append([reward.name for reward in rewards]))
+    monkeypatch.setattr(SD3Policy, "encode", lambda policy, *args: (order.append("encode"), encode(policy, *args))[1])
+    bench = tiny_bench(tiny_sd3, policy={"offload": offload})
+    assert order == [[[*bench.rewards]], []][offload == "none"] + ["encode"]
+
+
 def test_encoding_prompts(tiny_sd3, monkeypatch):
     plain, encode, sizes = tiny_bench(tiny_sd3), SD3Policy.encode_prompts, []
 

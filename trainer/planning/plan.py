@@ -229,7 +229,7 @@ class _Parts:
 
         cost, encoders = encoded(ENCODED_AT_ONCE)
         size = encoders_resident(encoders, self.offload)
-        phase = Phase(ENCODE, size + others + self.scorers, self.kept, cost.peak)
+        phase = Phase(ENCODE, size + others + self.scorers * self.stays, self.kept, cost.peak)
         usable = self.planner.usable
         if usable is not None and phase.peak > usable:  # the trainer then takes fewer prompts at once, by itself
             fewer = replace(phase, tensors=encoded(1)[0].peak)
