@@ -130,6 +130,7 @@ def test_the_digest_is_that_of_the_canonical_json_in_every_process():
     data = {key: value for key, value in config.to_dict().items() if key != "name"}
     for later in ("vae_tiling", "attention", "compile"):
         del data["policy"][later]
+    del data["evaluation"]["width"], data["evaluation"]["height"]
     del data["algorithm"], data["trajectory"], data["forward"], data["objective"]["advantage"]["clip"]
     canonical = json.dumps(data, sort_keys=True, separators=(",", ":"))
     assert config.digest() == hashlib.sha256(canonical.encode()).hexdigest()[:12]
@@ -144,6 +145,10 @@ def test_a_key_that_came_later_counts_only_where_it_changes_something():
     config = load_config(small())
     assert load_config(small(), ["policy.vae_tiling=auto"]).digest() == config.digest()
     assert load_config(small(), ["policy.vae_tiling=on"]).digest() != config.digest()
+    ocr = load_config(small(monitors={"ocr": {}}))
+    assert ocr.digest() == "bd661a59c5b9"  # before any key was marked; a new key that is not changes it
+    assert load_config(small(monitors={"ocr": {"lines": "one"}})).digest() != ocr.digest()
+    assert load_config(small(monitors={"ocr": {}}), ["evaluation.width=64", "evaluation.height=64"]).digest() != ocr.digest()
 
 
 def test_diff_from_names_the_changed_keys():

@@ -21,6 +21,7 @@ from ..sizes import Size, paired
 from . import fields
 from .checks import refusals, warnings
 from .each import Each
+from .later import LATER, without_later
 from .peers import ForwardConfig, TrajectoryConfig
 from .problems import Problem, refuse
 from .rewards import check_settings, options_model
@@ -38,18 +39,6 @@ TARGETS = ("attention", "attention+mlp", "attention+mlp+conv")
 STAGE_1 = "arXiv 2604.23380, SD 3.5 Medium stage 1"
 _Sides = Annotated[int | tuple[int, ...], Each(ge=16, le=4096, multiple_of=16)]
 _NullIsNone = BeforeValidator(lambda value: "none" if value is None else value)
-
-
-# Keys that came after runs had been made, with the value that changes nothing: such runs keep their digest.
-_LATER: dict[str, Any] = {
-    "policy.vae_tiling": "auto",
-    "policy.attention": "auto",
-    "policy.compile": False,
-    "algorithm": VGRPO,
-    "objective.advantage.clip": None,
-    "trajectory": TrajectoryConfig().model_dump(mode="json"),
-    "forward": ForwardConfig().model_dump(mode="json"),
-}
 
 
 class LoraConfig(Section):
@@ -149,14 +138,18 @@ class PolicyConfig(Section):
         "auto",
         description="decode in overlapping tiles: less memory, pixels that differ a little; auto = pictures of more than 4 "
         "megapixels, and where a whole one does not fit. Default: ours",
+        json_schema_extra=LATER,
     )
     attention: Literal["auto", "native", "flash", "xformers", "sage"] = Field(
         "auto",
         description="library that computes the attention, where the family lets it be chosen; auto = torch's own as diffusers "
         "calls it. Default: ours",
+        json_schema_extra=LATER,
     )
     compile: bool = Field(
-        False, description="translate the denoiser's blocks by torch.compile: faster after a slow start. Default: ours"
+        False,
+        description="translate the denoiser's blocks by torch.compile: faster after a slow start. Default: ours",
+        json_schema_extra=LATER,
     )
     gradient_checkpointing: bool = Field(
         False, description="recompute activations in the backward pass: less memory, more time. Default: ours"
@@ -200,7 +193,7 @@ class PromptsConfig(Section):
 
 
 _SIDES = {"takes": "an integer, or a list of integers, each"}
-_SIDES_OR_NULL = {"takes": f"null, {_SIDES['takes']}"}
+_LATER_SIDES = {"takes": f"null, {_SIDES['takes']}", **LATER}
 
 
 class RolloutConfig(Section):
@@ -283,6 +276,7 @@ class AdvantageConfig(Section):
         le=1000,
         description="hard bound of the advantages, null = off, but 5 in diffusion_nft and awm, which scale by it. The code of "
         "Flow-GRPO, MixGRPO, DanceGRPO, DiffusionNFT and AWM: 5",
+        json_schema_extra=LATER,
     )
 
 
@@ -347,9 +341,9 @@ class EvaluationConfig(Section):
         None,
         description="pixels. The sizes of a list take turns over the held-out prompts; null = the rollout's first size, or the "
         "one that a prompt names. Default: ours",
-        json_schema_extra=_SIDES_OR_NULL,
+        json_schema_extra=_LATER_SIDES,
     )
-    height: _Sides | None = Field(None, description="pixels. Default: ours", json_schema_extra=_SIDES_OR_NULL)
+    height: _Sides | None = Field(None, description="pixels. Default: ours", json_schema_extra=_LATER_SIDES)
 
     @property
     def sizes(self) -> tuple[Size, ...]:
@@ -369,7 +363,9 @@ class RunConfig(Section):
     seed: int = Field(0, ge=0, le=2**64 - 1, description="seed that every random number derives from")
     iterations: int = Field(150, ge=1, le=1_000_000, description=f"outer iterations. {STAGE_1}")
     algorithm: Literal[ALGORITHMS] = Field(
-        VGRPO, description="the method: V-GRPO (arXiv 2604.23380) or a peer, see docs/algorithms.md"
+        VGRPO,
+        description="the method: V-GRPO (arXiv 2604.23380) or a peer, see docs/algorithms.md",
+        json_schema_extra=LATER,
     )
     policy: PolicyConfig = Field(description="what is trained")
     prompts: PromptsConfig = Field(description="what it is trained and judged on")
@@ -377,9 +373,11 @@ class RunConfig(Section):
     surrogate: SurrogateConfig = Field(default_factory=SurrogateConfig, description="how an output's likelihood is estimated")
     objective: ObjectiveConfig = Field(default_factory=ObjectiveConfig, description="the policy gradient")
     trajectory: TrajectoryConfig = Field(
-        default_factory=TrajectoryConfig, description="the algorithms that train on the rollout's own steps"
+        default_factory=TrajectoryConfig,
+        description="the algorithms that train on the rollout's own steps",
+        json_schema_extra=LATER,
     )
-    forward: ForwardConfig = Field(default_factory=ForwardConfig, description="DiffusionNFT and AWM")
+    forward: ForwardConfig = Field(default_factory=ForwardConfig, description="DiffusionNFT and AWM", json_schema_extra=LATER)
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="the weight update")
     rewards: dict[str, dict[str, Any]] = Field(
         description="what is maximised: reward name -> its options, weight (default 1, negative = penalty), clip and "
@@ -447,14 +445,9 @@ class RunConfig(Section):
 
     def digest(self) -> str:
         """12 hexadecimal digits that two configurations share when they differ in nothing but the name."""
-        data = {key: value for key, value in self.to_dict().items() if key != "name"}
-        for key, unchanged in _LATER.items():
-            *sections, last = key.split(".")
-            inner = data
-            for section in sections:
-                inner = inner[section]
-            if inner[last] == unchanged:
-                del inner[last]
+        data = {key: value for key, value in without_later(self, self.to_dict()).items() if key != "name"}
+        for section, entries in (("rewards", self.rewards), ("monitors", self.monitors)):
+            data[section] = {name: without_later(options_model(name, given), given) for name, given in entries.items()}
         text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from ..config.later import LATER
 from ..errors import UserError
 from .base import Reward, RewardOptions
 
@@ -42,6 +43,7 @@ class OcrOptions(RewardOptions):
         "find",
         description="find: lines of text are searched for in the picture, then read; one: the whole picture is one line of "
         "text, as a label is, and is only read, which takes a fraction of the time",
+        json_schema_extra=LATER,
     )
 
 
