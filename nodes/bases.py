@@ -12,6 +12,7 @@ from ..trainer.demo import DEMO, LETTERS
 from ..trainer.errors import UserError, one_line
 from ..trainer.families import FAMILIES, family_of_pipeline
 from ..trainer.policies.checkpoint import recognise
+from .checks import one_of
 from .choices import PolicyChoice, typed
 
 NODE = "Policy"
@@ -86,12 +87,12 @@ def choose_policy(
     savings: values of `SAVINGS`; those left out are as the preset says. Raises UserError of one line.
     """
     for key, value in (savings or {}).items():
-        _one_of(key, value, SAVINGS[key])
-    _one_of("prediction", prediction, tuple(PREDICTIONS))
+        one_of(NODE, key, value, SAVINGS[key])
+    one_of(NODE, "prediction", prediction, tuple(PREDICTIONS))
     _within("rank", rank, 1, 1024)
     _within("alpha", alpha, 0, 4096)
-    _one_of("targets", targets, TARGETS)
-    _one_of("dtype", dtype, DTYPES)
+    one_of(NODE, "targets", targets, TARGETS)
+    one_of(NODE, "dtype", dtype, DTYPES)
     embedded = isinstance(base, str)
     if dtype == AUTO:
         dtype = "float32" if embedded else "bfloat16"  # the embedded models are small and usually run on a CPU
@@ -154,8 +155,3 @@ def tooltip(key: str) -> str:
 def _within(name: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:
         raise UserError(f"{NODE}: {name} = {value:g}; allowed: {low:g} to {high:g}")
-
-
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise UserError(f"{NODE}: {name} = {value!r}; allowed: {', '.join(allowed)}")

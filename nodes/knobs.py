@@ -23,6 +23,7 @@ from ..trainer.config.text import parse
 from ..trainer.demo import DEMO
 from ..trainer.errors import UserError
 from ..trainer.sizes import parse_size
+from .checks import one_of
 from .choices import Settings, typed
 
 NODE = "V-GRPO Settings"
@@ -71,21 +72,19 @@ def choose_settings(preset: str, values: Mapping[str, Any], more: str, sizes: st
 
     Raises UserError of one line: the key, its value and what is allowed.
     """
-    if preset not in presets():
-        raise UserError(f"{NODE}: preset = {preset!r}; allowed: {', '.join(presets())}")
+    one_of(NODE, "preset", preset, presets())
     changes = read_more(more)
     hardware = values.get("hardware") or NO_HARDWARE
-    if hardware not in HARDWARE:
-        raise UserError(f"{NODE}: hardware = {hardware!r}; allowed: {', '.join(HARDWARE)}")
+    one_of(NODE, "hardware", hardware, HARDWARE)
     if hardware != NO_HARDWARE:
         _set(changes, "hardware", hardware, f"{NODE}: the input hardware and 'more'")
     for knob in KNOBS:
         value = values.get(knob.id, knob.default)
         if value is None or value == knob.default:
             continue
-        if knob.choices and value not in knob.choices:
-            raise UserError(f"{NODE}: {knob.id} = {value!r}; allowed: {', '.join(knob.choices)}")
-        if not knob.is_int and not knob.choices:
+        if knob.choices:
+            one_of(NODE, knob.id, value, knob.choices)
+        elif not knob.is_int:
             value = typed(value)
         _set(changes, knob.key, None if knob.off and value == 0 else value, f"{NODE}: the input {knob.id} and 'more'")
     for key, sides in read_sizes(sizes).items():

@@ -7,6 +7,7 @@ from comfy_api.latest import io, ui
 from ..trainer.errors import UserError
 from ..trainer.prompts import SUFFIXES
 from . import host, prompt_text
+from .checks import one_of
 from .prompt_text import FILE, NODE, SOURCES, TEXT
 from .values import CATEGORY, PROMPTS
 
@@ -102,8 +103,7 @@ class VGRPOPromptSet(io.ComfyNode):
         held_out_file: str = NO_FILE,
         holdout: int = 4,
     ) -> io.NodeOutput:
-        if source not in SOURCES:
-            raise UserError(f"{NODE}: source = {source!r}; allowed: {', '.join(SOURCES)}")
+        one_of(NODE, "source", source, SOURCES)
         if source == TEXT:
             prompts = prompt_text.from_text(train, held_out, holdout)
         elif source == FILE:

@@ -16,6 +16,7 @@ from ..trainer.config.shape import read_shape
 from ..trainer.config.text import parse
 from ..trainer.errors import UserError
 from ..trainer.rewards.registry import BUILT_IN, names, reward_class
+from .checks import one_of
 from .choices import RewardChoice, typed
 
 MAX_WEIGHT = 1000.0
@@ -115,12 +116,11 @@ def shape_reward(before: RewardChoice, name: str, low: str, high: str, transform
     bounds = [_bound(low, "low"), _bound(high, "high")]
     if bounds != [None, None]:
         shape["clip"] = bounds
+    one_of(SHAPE_NODE, "transform", transform, TRANSFORMS)
     if transform == "log":
         shape["transform"] = "log"
     elif transform == "threshold":
         shape["transform"] = {"threshold": typed(threshold)}
-    elif transform != "none":
-        raise UserError(f"{SHAPE_NODE}: transform = {transform!r}; allowed: {', '.join(TRANSFORMS)}")
     _, problems = read_shape(shape, SHAPE_NODE)
     if problems:
         raise UserError(problems[0].text)
@@ -154,8 +154,8 @@ def _values(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
         where = f"{title(name)}: {option.id}"
         if option.kind == "yaml":
             value = parse(value, where)
-        elif option.kind == "combo" and value not in option.choices:
-            raise UserError(f"{where} = {value!r}; allowed: {', '.join(option.choices)}")
+        elif option.kind == "combo":
+            one_of(title(name), option.id, value, option.choices)
         elif option.kind in ("int", "float") and not option.low <= value <= option.high:
             raise UserError(f"{where} = {value:g}; allowed: {option.low:g} to {option.high:g}")
         values[option.id] = typed(value) if option.kind == "float" else value
