@@ -17,12 +17,9 @@ from .lora import LoraAdapter, LoraFactors
 from .memory import UPDATE
 from .objective import (
     PairDraw,
-    clip_fraction,
     combine_advantages,
     draw_pairs,
     hard_clip,
-    importance_ratio,
-    on_policy_ratio,
     policy_loss,
     soft_clip,
     zero_variance_groups,
@@ -82,9 +79,7 @@ class VGRPOAlgorithm(Algorithm):
     name = VGRPO
 
     def estimate(self, rollout: Rollout, draw: PairDraw, advantages: torch.Tensor) -> SurrogateEstimate:
-        surrogate = self.config.surrogate
-        policy, guidance = self.learner.policy, self.scored_guidance()
-        return SurrogateEstimate(policy, rollout, draw, surrogate.weighting, surrogate.batch_size, guidance)
+        return SurrogateEstimate(*self.estimate_arguments(rollout, draw))
 
     def reference(self, estimate: SurrogateEstimate, outputs: torch.Tensor, behaviour: LoraFactors) -> Reference:
         if self.on_policy:
@@ -92,15 +87,8 @@ class VGRPOAlgorithm(Algorithm):
         with self.learner.adapter.using(behaviour):
             return Reference(*estimate.values(outputs, keep_predictions=self.kl_coef() > 0))
 
-    def ratio(self, losses: torch.Tensor, old: torch.Tensor | None) -> torch.Tensor:
-        return on_policy_ratio(losses) if old is None else importance_ratio(losses, old.to(losses.device))
-
     def loss(self, losses: torch.Tensor, old: torch.Tensor | None, advantages: torch.Tensor) -> torch.Tensor:
         return policy_loss(self.ratio(losses, old), advantages, self.config.objective.clip_eps)
-
-    def clipped(self, ratio: torch.Tensor, advantages: torch.Tensor) -> float:
-        eps = self.config.objective.clip_eps
-        return float(clip_fraction(ratio, advantages, eps)) if eps else 0.0
 
 
 def run_iteration(

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+import trainer.algorithms.base
 import trainer.estimate
 import trainer.loop
 from tests.bench import (
@@ -38,13 +39,13 @@ def estimates():
 def test_theta_old_is_asked_once_before_any_step_and_never_again(tiny_sd3, estimates, monkeypatch):
     """Refreshed at each step the ratio is 1 for ever, and clip and KL do nothing (flow_grpo#131, Flow-Factory#157)."""
     made, events = estimates
-    seen, original = [], trainer.loop.importance_ratio
+    seen, original = [], trainer.algorithms.base.importance_ratio
 
     def recorded(losses, old):
         seen.append((losses.detach().clone(), old.detach().clone()))
         return original(losses, old)
 
-    monkeypatch.setattr(trainer.loop, "importance_ratio", recorded)
+    monkeypatch.setattr(trainer.algorithms.base, "importance_ratio", recorded)
     bench = tiny_bench(tiny_sd3, objective={"gradient_steps": 4, "clip_eps": 0.01}, optimizer={"name": "sgd", "lr": 1.0})
     shake(bench, 0.2)
     theta_old = bench.learner.adapter.snapshot()

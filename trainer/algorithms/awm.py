@@ -8,7 +8,7 @@ import torch
 
 from ..estimate import RowBatch, SurrogateEstimate
 from ..lora import LoraFactors
-from ..objective import PairDraw, clip_fraction, importance_ratio, matching_loss, on_policy_ratio, policy_loss
+from ..objective import PairDraw, matching_loss, policy_loss
 from ..rollout import Rollout
 from .base import Algorithm, Reference, as_velocity, base_predictions
 from .lagging import follow
@@ -18,10 +18,7 @@ class MatchingEstimate(SurrogateEstimate):
     """AWM's loss of every (output, pair) row."""
 
     def __init__(self, algorithm: AWM, rollout: Rollout, draw: PairDraw) -> None:
-        surrogate = algorithm.config.surrogate
-        super().__init__(
-            algorithm.learner.policy, rollout, draw, surrogate.weighting, surrogate.batch_size, algorithm.scored_guidance()
-        )
+        super().__init__(*algorithm.estimate_arguments(rollout, draw))
         self.power = algorithm.config.forward.power
 
     def rows(self, batch: RowBatch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -48,21 +45,12 @@ class AWM(Algorithm):
             with self.learner.adapter.using(self.learner.lagged):
                 copy = estimate.predictions(outputs)
             predictions = copy if predictions is None else _between(predictions, copy, to_copy / (to_base + to_copy))
-        if self.on_policy:
-            return Reference(None, predictions)
-        with self.learner.adapter.using(behaviour):
-            return Reference(estimate.values(outputs)[0], predictions)
-
-    def ratio(self, losses: torch.Tensor, old: torch.Tensor | None) -> torch.Tensor:
-        return on_policy_ratio(losses) if old is None else importance_ratio(losses, old.to(losses.device))
+        return Reference(self.old_losses(estimate, outputs, behaviour), predictions)
 
     def loss(self, losses: torch.Tensor, old: torch.Tensor | None, advantages: torch.Tensor) -> torch.Tensor:
         # The authors' code divides the bounded advantages by their bound; the weights of the KL terms count on it.
         scaled = advantages / self.setting("objective.advantage.clip")
         return policy_loss(self.ratio(losses, old), scaled, self.config.objective.clip_eps)
-
-    def clipped(self, ratio: torch.Tensor, advantages: torch.Tensor) -> float:
-        return clip_fraction(ratio, advantages, self.config.objective.clip_eps)
 
     def after(self) -> None:
         follow(self)

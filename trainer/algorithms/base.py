@@ -11,7 +11,7 @@ import torch
 
 from ..estimate import SurrogateEstimate
 from ..lora import LoraFactors
-from ..objective import PairDraw
+from ..objective import PairDraw, clip_fraction, importance_ratio, on_policy_ratio
 from ..rollout import Rollout, sample_groups
 from . import ALGORITHMS
 
@@ -80,25 +80,39 @@ class Algorithm(ABC):
     def estimate(self, rollout: Rollout, draw: PairDraw, advantages: torch.Tensor) -> SurrogateEstimate:
         """What gives every row of the collected outputs its loss. `draw`: pairs for those who noise the outputs."""
 
+    def estimate_arguments(self, rollout: Rollout, draw: PairDraw) -> tuple[Any, ...]:
+        """Those of `SurrogateEstimate`, as the configuration has them."""
+        surrogate, guidance = self.config.surrogate, self.scored_guidance()
+        return self.learner.policy, rollout, draw, surrogate.weighting, surrogate.batch_size, guidance
+
     @abstractmethod
     def reference(self, estimate: SurrogateEstimate, outputs: torch.Tensor, behaviour: LoraFactors) -> Reference:
         """For a minibatch, before the first gradient step: theta is still theta_old then."""
+
+    def old_losses(self, estimate: SurrogateEstimate, outputs: torch.Tensor, behaviour: LoraFactors) -> torch.Tensor | None:
+        """A minibatch's losses [M, J] of the behaviour policy; None with one gradient step, where theta is that policy."""
+        if self.on_policy:
+            return None
+        with self.learner.adapter.using(behaviour):
+            return estimate.values(outputs)[0]
 
     def kl_coef(self) -> float:
         """The weight of the KL to the reference's predictions."""
         return self.config.objective.kl_coef
 
-    @abstractmethod
     def ratio(self, losses: torch.Tensor, old: torch.Tensor | None) -> torch.Tensor | None:
-        """The importance ratios [m] or [m, J] of losses [m, J], `old` those of the behaviour policy; None if it has none."""
+        """The importance ratios of losses [m, J], `old` those of the behaviour policy: one an output [m], unless an algorithm
+        has one a row [m, J], or none."""
+        return on_policy_ratio(losses) if old is None else importance_ratio(losses, old.to(losses.device))
 
     @abstractmethod
     def loss(self, losses: torch.Tensor, old: torch.Tensor | None, advantages: torch.Tensor) -> torch.Tensor:
         """The scalar to minimise: a mean over the outputs of losses [m, J] with advantages [m]."""
 
     def clipped(self, ratio: torch.Tensor, advantages: torch.Tensor) -> float:
-        """Share of the ratios whose gradient the clip takes away."""
-        return 0.0
+        """Share of the ratios [m] or [m, J] whose gradient the clip takes away."""
+        each = ratio.numel() // len(advantages)
+        return clip_fraction(ratio.flatten(), advantages.repeat_interleave(each), self.config.objective.clip_eps)
 
     def after(self) -> None:  # noqa: B027 - most have nothing to do
         """The iteration's gradient steps are done."""

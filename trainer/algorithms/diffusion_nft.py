@@ -22,10 +22,7 @@ class ContrastEstimate(SurrogateEstimate):
 
     def __init__(self, algorithm: DiffusionNFT, rollout: Rollout, draw: PairDraw, r: torch.Tensor) -> None:
         """r: float32 [B] in [0, 1], how good each output is."""
-        surrogate = algorithm.config.surrogate
-        super().__init__(
-            algorithm.learner.policy, rollout, draw, surrogate.weighting, surrogate.batch_size, algorithm.scored_guidance()
-        )
+        super().__init__(*algorithm.estimate_arguments(rollout, draw))
         self.algorithm, self.r = algorithm, r
 
     def rows(self, batch: RowBatch) -> tuple[torch.Tensor, torch.Tensor]:

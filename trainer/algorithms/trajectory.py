@@ -15,7 +15,7 @@ import torch
 from ..errors import UserError
 from ..estimate import RowBatch, SurrogateEstimate
 from ..lora import LoraFactors
-from ..objective import PairDraw, clip_fraction, gaussian_log_prob, ode_step, policy_loss
+from ..objective import PairDraw, gaussian_log_prob, ode_step, policy_loss
 from ..policies.base import Conditioning, Policy, Sampling
 from ..rollout import Rollout, sample_groups
 from ..seeds import derive_seed
@@ -113,10 +113,7 @@ class TransitionEstimate(SurrogateEstimate):
 
     def __init__(self, algorithm: TrajectoryAlgorithm, rollout: TrajectoryRollout, draw: PairDraw, steps: torch.Tensor) -> None:
         """steps: int64 [B, J], the trained steps of each output."""
-        surrogate = algorithm.config.surrogate
-        super().__init__(
-            algorithm.learner.policy, rollout, draw, surrogate.weighting, surrogate.batch_size, algorithm.scored_guidance()
-        )
+        super().__init__(*algorithm.estimate_arguments(rollout, draw))
         self.algorithm, self.trajectory, self.steps = algorithm, rollout.trajectory, steps
         self.pairs = steps.shape[1]
 
@@ -190,13 +187,10 @@ class TrajectoryAlgorithm(Algorithm):
 
     def reference(self, estimate: TransitionEstimate, outputs: torch.Tensor, behaviour: LoraFactors) -> Reference:
         predictions = base_predictions(self, estimate, outputs, self.kl_coef() > 0)
-        if self.on_policy:
-            return Reference(None, predictions)
-        if self.config.trajectory.log_probs == "rollout":
+        if self.config.trajectory.log_probs == "rollout" and not self.on_policy:
             steps = estimate.steps[outputs]
             return Reference(-estimate.trajectory.log_probs[outputs].gather(1, steps), predictions)
-        with self.learner.adapter.using(behaviour):
-            return Reference(estimate.values(outputs)[0], predictions)
+        return Reference(self.old_losses(estimate, outputs, behaviour), predictions)
 
     def ratio(self, losses: torch.Tensor, old: torch.Tensor | None) -> torch.Tensor:
         return ((losses if old is None else old).detach().to(losses.device) - losses).exp()
@@ -204,7 +198,3 @@ class TrajectoryAlgorithm(Algorithm):
     def loss(self, losses: torch.Tensor, old: torch.Tensor | None, advantages: torch.Tensor) -> torch.Tensor:
         ratio, repeated = self.ratio(losses, old), advantages.repeat_interleave(losses.shape[1])
         return policy_loss(ratio.flatten(), repeated, self.config.objective.clip_eps)
-
-    def clipped(self, ratio: torch.Tensor, advantages: torch.Tensor) -> float:
-        repeated = advantages.repeat_interleave(ratio.shape[1])
-        return clip_fraction(ratio.flatten(), repeated, self.config.objective.clip_eps)
