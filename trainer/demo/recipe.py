@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,6 +19,7 @@ class Recipe(ABC):
     """
 
     name: ClassVar[str]
+    world: ClassVar[ModuleType]  # with the functions `draw`, `caption` and `corrupt`
     width: ClassVar[int]  # pixels
     height: ClassVar[int]
     layers: ClassVar[int]  # of the transformer
@@ -40,22 +42,22 @@ class Recipe(ABC):
         """The items that a model is measured on, in a fixed order."""
 
     @abstractmethod
-    def draw(self, item: Any, rng: random.Random) -> Image.Image: ...
-
-    @abstractmethod
-    def caption(self, item: Any, rng: random.Random) -> str: ...
-
-    @abstractmethod
-    def corrupt(self, item: Any, rng: random.Random) -> Any:
-        """The item with one thing misdescribed, as alternative texts on the web often do."""
-
-    @abstractmethod
     def facts(self, item: Any) -> list[int]:
         """The item as class numbers, which the text encoders learn to tell."""
 
     @abstractmethod
     def judge(self, pictures: np.ndarray, items: Sequence[Any]) -> list[tuple[float, bool]]:
         """(score, strictly correct) of uint8[N, H, W, 3]."""
+
+    def draw(self, item: Any, rng: random.Random) -> Image.Image:
+        return self.world.draw(item, rng)
+
+    def caption(self, item: Any, rng: random.Random) -> str:
+        return self.world.caption(item, rng)
+
+    def corrupt(self, item: Any, rng: random.Random) -> Any:
+        """The item with one thing misdescribed, as alternative texts on the web often do."""
+        return self.world.corrupt(item, rng)
 
     def noisy_caption(self, item: Any, rng: random.Random, noise: float) -> str:
         """A caption of the item: empty once in ten times, else misdescribing it in a share `noise`."""

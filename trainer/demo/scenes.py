@@ -18,6 +18,7 @@ _HELD_OUT_SEED = 99
 
 class Scenes(Recipe):
     name = "scenes"
+    world = world
     width = height = IMAGE_SIZE
     layers = heads = DEPTH
     clip = ((CLIP_WIDTHS[0], 3), (CLIP_WIDTHS[1], 2))
@@ -41,15 +42,6 @@ class Scenes(Recipe):
     def held_out(self):
         rng = random.Random(_HELD_OUT_SEED)
         return [scene for scene in (world.sample_scene(rng) for _ in range(1500)) if scene.held_out]
-
-    def draw(self, item, rng):
-        return world.draw(item, rng)
-
-    def caption(self, item, rng):
-        return world.caption(item, rng)
-
-    def corrupt(self, item, rng):
-        return world.corrupt(item, rng)
 
     def facts(self, item):
         """The order of the groups only counts where a relation gives it a meaning."""

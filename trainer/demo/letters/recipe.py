@@ -11,6 +11,7 @@ _TOKENS = 16  # the longest caption, one token a letter
 
 class Letters(Recipe):
     name = "letters"
+    world = world
     width, height = world.WIDTH, world.HEIGHT
     layers = heads = 2
     clip = ((64, 3), (64, 2))
@@ -33,15 +34,6 @@ class Letters(Recipe):
 
     def held_out(self):
         return [word for word in world.WORDS if world.held_out(word)]
-
-    def draw(self, item, rng):
-        return world.draw(item, rng)
-
-    def caption(self, item, rng):
-        return world.caption(item, rng)
-
-    def corrupt(self, item, rng):
-        return world.corrupt(item, rng)
 
     def facts(self, item):
         return [world.LETTERS.index(letter) for letter in item]
