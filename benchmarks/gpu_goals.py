@@ -161,8 +161,7 @@ def main(argv: list[str] | None = None) -> int:
         family, _, hardware = goal.partition(":")
         limit = int(hardware.removesuffix("gb")) * GIB
         config = configuration(family, hardware, args.steps, args.set, str(args.tiny) if args.tiny else None)
-        base = blueprint_of(config.policy)
-        source = RandomBase(**{key: getattr(base, key) for key in Blueprint.__dataclass_fields__})
+        source = RandomBase(**vars(blueprint_of(config.policy)))
         begin = time.perf_counter()
         try:
             with tempfile.TemporaryDirectory() as cache, capped(device, limit):

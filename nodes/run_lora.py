@@ -11,6 +11,7 @@ from ..trainer.commands.common import factors_of
 from ..trainer.errors import UserError
 from ..trainer.runs import RunDir
 from ..trainer.runs.checkpoints import DamagedCheckpoint, list_checkpoints
+from ..trainer.runs.state import lora_left
 from .run_reading import BEST, LATEST, best_checkpoint, checkpoints, config_of, state_of, status_line
 
 if TYPE_CHECKING:
@@ -26,10 +27,8 @@ def finished_lora(run: RunDir) -> Path | None:
     state = state_of(run)
     if state is None or state.status != runs.FINISHED:
         return None
-    # The run's own folder first: the path in state.json is an absolute one, and folders move.
-    for path in (run.lora_dir / f"{run.id}.safetensors", *([Path(state.lora)] if state.lora else [])):
-        if path.is_file():
-            return path
+    if path := lora_left(run, state):
+        return path
     raise UserError(
         f"the run '{run.id}' says that it is finished, but its LoRA is not in {run.lora_dir}; "
         "choose one of its checkpoints with Load Run, or train it again with a higher 'take'"

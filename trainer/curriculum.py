@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from . import runs
-from .config import RunConfig, load_config
+from .config import PolicyConfig, RunConfig, load_config
 from .config.fields import absolute
 from .config.load import merge, read_yaml
 from .config.table import show
 from .errors import UserError, one_line
 from .runs import RunDir
 from .runs.layout import slug
-from .runs.state import state_or_lost
+from .runs.state import lora_left, state_or_lost
 
 KEYS = ("name", "common", "stages")
 _MAX_TITLE = 80  # of a run's name
@@ -85,44 +85,50 @@ def _stage(path: Path, curriculum: str, number: int, common: Mapping[str, Any], 
 
 
 def _check_base(path: Path, first: Stage, stage: Stage) -> None:
+    if other := _other_base(stage.config.policy, first.config.policy):
+        key, ours, theirs = other
+        raise UserError(
+            f"{path}: stage {stage.number}: policy.{key} = {ours}, but stage 1 has {theirs}; a LoRA belongs to one base: set "
+            "it once, under common"
+        )
+
+
+def _other_base(policy: PolicyConfig, past: PolicyConfig) -> tuple[str, str, str] | None:
+    """(key, its value, the past one) of what tells two bases apart, None where they are the same."""
     for key in ("family", "model"):
-        ours, theirs = getattr(stage.config.policy, key), getattr(first.config.policy, key)
+        ours, theirs = getattr(policy, key), getattr(past, key)
         if ours != theirs:
-            raise UserError(
-                f"{path}: stage {stage.number}: policy.{key} = {show(ours)}, but stage 1 has {show(theirs)}; a LoRA belongs to "
-                "one base: set it once, under common"
-            )
+            return key, show(ours), show(theirs)
+    return None
 
 
 def finished_lora(run: RunDir) -> Path:
     """The LoRA file of a finished run. Raises UserError if the run is not finished, or its file is gone."""
-    status = state_or_lost(run).status
-    if status != runs.FINISHED:
+    state = state_or_lost(run)
+    if state.status != runs.FINISHED:
         raise UserError(
-            f"the run {run.id} is {status}, so it has no LoRA to continue from yet; finish it with: resume {run.path}"
+            f"the run {run.id} is {state.status}, so it has no LoRA to continue from yet; finish it with: resume {run.path}"
         )
-    path = run.lora_dir / f"{run.id}.safetensors"
-    if not path.is_file():
-        raise UserError(
-            f"the LoRA of the run {run.id} is gone: {path}; export it again, and continue from that by policy.lora.init"
-        )
-    return path.absolute()
+    if path := lora_left(run, state):
+        return path.absolute()
+    raise UserError(
+        f"the LoRA of the run {run.id} is gone: {run.lora_file}; export it again, and continue from that by policy.lora.init"
+    )
 
 
 def continued(config: RunConfig, before: RunDir) -> RunConfig:
     """The configuration with the LoRA of a finished run to continue from. Raises UserError if the two have different bases."""
     lora = finished_lora(before)
     try:
-        past = load_config(before.config_file, check_files=False).policy
+        past = load_config(before.config_file, check_files=False)
     except UserError as error:
         raise UserError(f"the run {before.id} can't be read: {one_line(error)}") from error
-    for key in ("family", "model"):
-        ours, theirs = getattr(config.policy, key), getattr(past, key)
-        if ours != theirs:
-            raise UserError(
-                f"policy.{key} = {show(ours)}, but the run {before.id} was trained on {show(theirs)}; use the same base"
-            )
-    return load_config(config.to_dict(), [f"policy.lora.init={_quoted(lora)}"])
+    if other := _other_base(config.policy, past.policy):
+        key, ours, theirs = other
+        raise UserError(f"policy.{key} = {ours}, but the run {before.id} was trained on {theirs}; use the same base")
+    data = config.to_dict()
+    data["policy"]["lora"]["init"] = str(lora)
+    return load_config(data)
 
 
 def check_same(run: RunDir, config: RunConfig) -> None:
@@ -133,7 +139,3 @@ def check_same(run: RunDir, config: RunConfig) -> None:
             f"{run.path} was started with another {', '.join(differ[:3])} than the curriculum says now; change it back, or "
             "give another --output or name"
         )
-
-
-def _quoted(path: Path) -> str:
-    return "'" + str(path).replace("'", "''") + "'"

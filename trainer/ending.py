@@ -41,7 +41,7 @@ def finish(
     )
     path = export_lora(
         learner.average or learner.adapter.snapshot(),
-        run.lora_dir / f"{run.id}.safetensors",
+        run.lora_file,
         network=layer_shapes(bench.policy.denoiser),
         family=bench.policy.family,
         metadata=metadata,

@@ -95,6 +95,11 @@ class RunDir:
         """Exported LoRA files; made when the first one is written."""
         return self.path / "lora"
 
+    @property
+    def lora_file(self) -> Path:
+        """What a finished run leaves."""
+        return self.lora_dir / f"{self.id}.safetensors"
+
 
 def valid_run_id(run_id: object) -> bool:
     """Whether the whole text is a run id. Nothing that passes can leave a folder or hide in it."""

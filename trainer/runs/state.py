@@ -6,6 +6,7 @@ import json
 import os
 import time
 from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, one_line
@@ -98,6 +99,15 @@ def state_or_none(run: RunDir) -> RunState | None:
         return read_state(run)
     except UserError:
         return None
+
+
+def lora_left(run: RunDir, state: RunState) -> Path | None:
+    """The LoRA file of a finished run, None where it is gone.
+
+    The run's own folder first: the path in state.json is an absolute one, and folders move.
+    """
+    paths = (run.lora_file, *([Path(state.lora)] if state.lora else []))
+    return next((path for path in paths if path.is_file()), None)
 
 
 def state_or_lost(run: RunDir) -> RunState:
