@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from ..demo import EMBEDDED_MODELS
 from ..errors import UserError, one_line
 from ..families import FAMILIES
 from ..policies.files import CheckpointFile
-from ..policies.folders import Folder, pipeline_class, quiet
+from ..policies.folders import Folder, assembled
 from ..policies.published import PUBLISHED, Parts
 from .hollow import meta_module, read_config
 from .tokens import stand_in
@@ -66,14 +66,11 @@ class Blueprint:
     def load(self, dtype: torch.dtype, **given: Any) -> Any:
         """The pipeline, with `given` parts put in instead (None: left out). Raises UserError."""
         index = self.index(tuple(name for name, value in given.items() if value is None))
-        wanted = {k: v for k, v in index.items() if isinstance(v, list) and v[0] and k not in given}
-        options = {k: v for k, v in index.items() if not k.startswith("_") and not isinstance(v, list)}
-        absent = {k: None for k, v in index.items() if isinstance(v, list) and not v[0]}
-        with quiet():
-            built = {name: self._part(name, library, kind, dtype) for name, (library, kind) in wanted.items()}
-            pipe = pipeline_class(FAMILIES[self.family])(**{**options, **absent, **built, **given})
-        pipe.set_progress_bar_config(disable=True)
-        return pipe
+
+        def build(wanted: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
+            return {name: self._part(name, library, kind, dtype) for name, (library, kind) in wanted.items()}
+
+        return assembled(FAMILIES[self.family], index, build, given)
 
     def module(self, name: str, dtype: torch.dtype) -> torch.nn.Module:
         """One part with weights, on the device `meta`. Raises UserError."""

@@ -20,7 +20,7 @@ from ..errors import UserError, one_line
 from ..families import FAMILIES
 from .checkpoint import LDM_PREFIX, LDM_UNET, Recognised, Shapes, part_prefixes, read_shapes, recognise
 from .file_parts import State, build_decoder, build_text_encoder
-from .folders import Folder, pipeline_class, quiet, require_whole
+from .folders import Folder, assembled, require_whole
 from .inferred import inferred
 from .references import write_reference
 
@@ -69,30 +69,26 @@ class CheckpointFile:
 
     def load(self, dtype: torch.dtype, **given: Any) -> Any:
         """The pipeline, with `given` parts put in instead (None: left out). Raises UserError."""
-        kind = pipeline_class(self.family)
-        with self._reference() as reference, quiet():
-            index = self._index(reference)
-            wanted = {
-                name: value for name, value in index.items() if isinstance(value, list) and value[0] and name not in given
-            }
-            classes = {name: _class(*value) for name, value in sorted(wanted.items())}
-            self._require(classes)
-            options = {name: value for name, value in index.items() if not name.startswith("_") and not isinstance(value, list)}
-            absent = {name: None for name, value in index.items() if isinstance(value, list) and not value[0]}
-            built = {}
-            for name, cls in classes.items():
-                try:
-                    built[name] = self._part(name, cls, reference, dtype)
-                except UserError:
-                    raise
-                except Exception as error:
-                    key = "policy.files" if name in self._files else "policy.model"
-                    said = one_line(error)[:300]
-                    raise UserError(f"{key}: {name} can't be loaded from {self._file_of(name)}: {said}") from error
-            pipe = kind(**{**options, **absent, **built, **given})
+        with self._reference() as reference:
+
+            def build(wanted: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
+                classes = {name: _class(*value) for name, value in sorted(wanted.items())}
+                self._require(classes)
+                return {name: self._built(name, cls, reference, dtype) for name, cls in classes.items()}
+
+            pipe = assembled(self.family, self._index(reference), build, given)
         require_whole(pipe, self.model)
-        pipe.set_progress_bar_config(disable=True)
         return pipe
+
+    def _built(self, name: str, cls: Any, reference: str, dtype: torch.dtype) -> Any:
+        try:
+            return self._part(name, cls, reference, dtype)
+        except UserError:
+            raise
+        except Exception as error:
+            key = "policy.files" if name in self._files else "policy.model"
+            said = one_line(error)[:300]
+            raise UserError(f"{key}: {name} can't be loaded from {self._file_of(name)}: {said}") from error
 
     @contextmanager
     def _reference(self) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -117,6 +117,25 @@ def pipeline_class(family: Family) -> Any:
             "pip install -U diffusers"
         )
     return kind
+
+
+def assembled(
+    family: Family,
+    index: Mapping[str, Any],
+    build: Callable[[Mapping[str, tuple[str, str]]], Mapping[str, Any]],
+    given: Mapping[str, Any],
+) -> Any:
+    """The family's pipeline of an index (as in model_index.json): `given` parts (None: left out), and what `build` makes of the
+    others, part -> (library, class). Raises UserError."""
+    kind = pipeline_class(family)
+    listed = {name: value for name, value in index.items() if isinstance(value, list)}
+    options = {name: value for name, value in index.items() if not name.startswith("_") and name not in listed}
+    absent = {name: None for name, value in listed.items() if not value[0]}
+    with quiet():
+        built = build({name: tuple(value) for name, value in listed.items() if value[0] and name not in given})
+        pipe = kind(**{**options, **absent, **built, **given})
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
 
 
 def require_whole(pipe: Any, model: str) -> None:
