@@ -18,9 +18,8 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 
 from tests.allocations import peak_of  # noqa: E402
-from tests.real_phases import real_phases  # noqa: E402
+from tests.real_phases import phases_config, real_phases  # noqa: E402
 from tests.tiny_families import make_folder  # noqa: E402
-from trainer.config import RunConfig, load_config  # noqa: E402
 from trainer.device import choose_device  # noqa: E402
 from trainer.planning.plan import Planner  # noqa: E402
 
@@ -36,34 +35,6 @@ MODELS = {
 }
 
 
-def config_of(folder: Path, family: str, pixels: int, checkpointing: bool) -> RunConfig:
-    return load_config(
-        {
-            "policy": {
-                "family": family,
-                "model": str(folder),
-                "dtype": "float32",
-                "vae_dtype": "float32",
-                "lora": {"rank": 8},
-                "gradient_checkpointing": checkpointing,
-            },
-            "prompts": {"train": ["a red square", "two blue circles above a green star"], "evaluate": ["a green star"]},
-            "rewards": {"brightness": {}},
-            "rollout": {
-                "group_size": 4,
-                "prompts_per_iteration": 1,
-                "width": pixels,
-                "height": pixels,
-                "batch_size": 4,
-                "steps": 8,
-            },
-            "surrogate": {"pairs": 2, "batch_size": 4},
-            "objective": {"gradient_steps": 2},
-            "evaluation": {"steps": 2},
-        }
-    )
-
-
 def compare(name: str, device: torch.device) -> list[tuple[str, str, str, int, int]]:
     """(model, checkpointing, phase, planned bytes, measured bytes)"""
     family, pixels, changes = MODELS[name]
@@ -71,7 +42,14 @@ def compare(name: str, device: torch.device) -> list[tuple[str, str, str, int, i
     with tempfile.TemporaryDirectory() as folder:
         model = make_folder(family, Path(folder) / "model", **changes)
         for checkpointing in (False, True):
-            config = config_of(model, family, pixels, checkpointing)
+            config = phases_config(
+                model,
+                family,
+                pixels,
+                policy={"lora": {"rank": 8}, "gradient_checkpointing": checkpointing},
+                rollout={"steps": 8},
+                evaluation={"steps": 2},
+            )
             planned = {phase.name: phase.tensors for phase in Planner(device).plan(config).phases}
             for phase, run in real_phases(config, device, Path(folder) / "cache"):
                 run()  # what is made once and kept is no part of it

@@ -5,16 +5,40 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from trainer.config import RunConfig
+from trainer.config import RunConfig, load_config
 from trainer.estimate import SurrogateEstimate
 from trainer.loop import sampling_of
 from trainer.objective import draw_pairs
 from trainer.planning.plan import DECODE, ENCODE, OLD, ROLLOUT, UPDATE
 from trainer.rollout import Rollout
 from trainer.setup import build_bench
+
+
+def phases_config(folder: Path, family: str, pixels: int, **changes: Any) -> RunConfig:
+    """A configuration with every phase that a plan knows of but rewards with a network. Sections in `changes` are merged."""
+    data: dict[str, Any] = {
+        "policy": {"family": family, "model": str(folder), "dtype": "float32", "vae_dtype": "float32", "lora": {"rank": 4}},
+        "prompts": {"train": ["a red square", "two blue circles above a green star"], "evaluate": ["a green star"]},
+        "rewards": {"brightness": {}},
+        "rollout": {
+            "group_size": 4,
+            "prompts_per_iteration": 1,
+            "width": pixels,
+            "height": pixels,
+            "batch_size": 4,
+            "steps": 6,
+        },
+        "surrogate": {"pairs": 2, "batch_size": 4},
+        "objective": {"gradient_steps": 2},
+        "evaluation": {"steps": 6},
+    }
+    for key, value in changes.items():
+        data[key] = {**data.get(key, {}), **value} if isinstance(value, dict) and key != "rewards" else value
+    return load_config(data)
 
 
 def real_phases(

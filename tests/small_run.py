@@ -100,6 +100,16 @@ def stop_after(run: RunDir, iteration: int) -> Watcher:
     return Watcher(on_iteration, on_message)
 
 
+def stopped_and_resumed(root: Path, data: dict[str, Any], iteration: int) -> RunDir:
+    """A finished run that was stopped at the end of an iteration, and resumed."""
+    run = new_run(root, data)
+    go(run, stop_after(run, iteration))
+    assert runs.read_state(run).status == runs.STOPPED
+    go(run)
+    assert events(run, "resumed")
+    return run
+
+
 def lora_bytes(run: RunDir) -> bytes:
     return (run.lora_dir / f"{run.id}.safetensors").read_bytes()
 

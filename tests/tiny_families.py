@@ -14,6 +14,7 @@ import torch
 
 from tests.tiny import make_sd3_folder
 from trainer.demo import parts as demo_parts
+from trainer.lora import LoraAdapter, attach
 
 WIDTH = 32  # of the CLIP encoders
 TEXT = 48  # of T5 and the language models
@@ -400,3 +401,12 @@ def rename_pipeline(folder: Path, pipeline: str) -> None:
     file = folder / "model_index.json"
     index = json.loads(file.read_text(encoding="utf-8"))
     file.write_text(json.dumps({**index, "_class_name": pipeline}), encoding="utf-8")
+
+
+def shaken_lora(policy: Any, family: str) -> LoraAdapter:
+    """A LoRA on the policy that does something, the same each time."""
+    adapter = attach(policy.denoiser, 2, 4.0, "attention", 0, family, policy.device)
+    generator = torch.Generator().manual_seed(1)
+    for parameter in adapter.parameters():
+        parameter.data += torch.randn(parameter.shape, generator=generator) * 0.2
+    return adapter

@@ -13,3 +13,18 @@ def comfy_nodes(tmp_path_factory):
     nodes = ComfyNodes(tmp_path_factory.mktemp("comfy nodes"))
     yield nodes
     nodes.close()
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory):
+    """folders(family): the folder of its tiny model, made when it is first asked for."""
+    from tests.tiny_families import make_folder
+
+    made = {}
+
+    def folder(family):
+        if family not in made:
+            made[family] = make_folder(family, tmp_path_factory.mktemp(family) / "model")
+        return made[family]
+
+    return folder

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.allocations import peak_of
-from tests.real_phases import real_phases
+from tests.real_phases import phases_config, real_phases
 from tests.tiny_families import make_folder
 from trainer.config import FAMILIES, load_config
 from trainer.errors import UserError
@@ -28,25 +28,7 @@ FLOAT = 4  # bytes
 
 
 def config_of(folder, family="sd3", pixels=64, **changes):
-    data = {
-        "policy": {"family": family, "model": str(folder), "dtype": "float32", "vae_dtype": "float32", "lora": {"rank": 4}},
-        "prompts": {"train": ["a red square", "two blue circles above a green star"], "evaluate": ["a green star"]},
-        "rewards": {"brightness": {}},
-        "rollout": {
-            "group_size": 4,
-            "prompts_per_iteration": 1,
-            "width": pixels,
-            "height": pixels,
-            "batch_size": 4,
-            "steps": 6,
-        },
-        "surrogate": {"pairs": 2, "batch_size": 4},
-        "objective": {"gradient_steps": 2},
-        "evaluation": {"steps": 6},
-    }
-    for key, value in changes.items():
-        data[key] = {**data.get(key, {}), **value} if isinstance(value, dict) and key != "rewards" else value
-    return load_config(data)
+    return phases_config(folder, family, pixels, **changes)
 
 
 def changed(config, section, **values):

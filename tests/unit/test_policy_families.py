@@ -9,25 +9,13 @@ import pytest
 import torch
 
 from tests.family_bench import CPU, PROMPTS, ROWS, SAMPLERS, SAMPLING, SEEDS, seen_by_network, watch_scheduler
-from tests.tiny_families import MAKERS, make_folder
+from tests.tiny_families import MAKERS
 from trainer.errors import UserError
 from trainer.families import FAMILIES
 from trainer.lora import attach
 from trainer.policies import policy_class
 
 NEW = [name for name in FAMILIES if name != "sd3"]  # sd3 has a file of tests of its own
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    made = {}
-
-    def folder(family):
-        if family not in made:
-            made[family] = make_folder(family, tmp_path_factory.mktemp(family) / "model")
-        return made[family]
-
-    return folder
 
 
 @pytest.fixture(scope="module")

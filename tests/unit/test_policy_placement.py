@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from tests.bench import bright, factors, iterate, same, shake, tiny_bench
 from tests.family_bench import CPU, PROMPTS, ROWS, SAMPLING, SEEDS
 from tests.small_run import Watcher, go, new_run, small_config
-from tests.tiny_families import make_folder
+from tests.tiny_families import make_folder, shaken_lora
 from trainer import runs
 from trainer.errors import UserError
 from trainer.families import FAMILIES
@@ -47,10 +47,7 @@ def build(folder, family: str, offload: str, checkpointing: bool = True):
 
 def learn(policy, family: str):
     """(latents, pictures, gradients) of a policy with a LoRA that does something."""
-    adapter = attach(policy.denoiser, 2, 4.0, "attention", 0, family, policy.device)
-    generator = torch.Generator().manual_seed(1)
-    for parameter in adapter.parameters():
-        parameter.data += torch.randn(parameter.shape, generator=generator) * 0.2
+    adapter = shaken_lora(policy, family)
     conditioning = policy.encode(PROMPTS).rows(ROWS)
     latents = policy.sample(conditioning, SEEDS, SAMPLING)
     pictures = policy.decode(latents)

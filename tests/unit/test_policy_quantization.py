@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from tests.family_bench import CPU, PROMPTS, ROWS, SAMPLING, SEEDS
-from tests.small_run import assert_same_outcome, go, new_run, series, small_config, stop_after
-from tests.tiny_families import make_folder
-from trainer import extras, runs
+from tests.small_run import assert_same_outcome, go, new_run, series, small_config, stopped_and_resumed
+from tests.tiny_families import shaken_lora
+from trainer import extras
 from trainer.config import load_config
 from trainer.errors import UserError
 from trainer.extras import installed, require, require_all
@@ -29,18 +29,6 @@ NEEDED = [
     for kind, package in PACKAGES.items()
 ]
 needs_bitsandbytes = pytest.mark.skipif(not installed("bitsandbytes"), reason="needs bitsandbytes")
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    made = {}
-
-    def folder(family: str):
-        if family not in made:
-            made[family] = make_folder(family, tmp_path_factory.mktemp("model") / family)
-        return made[family]
-
-    return folder
 
 
 def build(folder, family: str = "flux", quantization: str = "none", **kw):
@@ -61,10 +49,7 @@ def size(tensor: torch.Tensor) -> int:
 
 
 def learn(policy, family: str = "flux"):
-    adapter = attach(policy.denoiser, 2, 4.0, "attention", 0, family, policy.device)
-    generator = torch.Generator().manual_seed(1)
-    for parameter in adapter.parameters():
-        parameter.data += torch.randn(parameter.shape, generator=generator) * 0.2
+    adapter = shaken_lora(policy, family)
     conditioning = policy.encode(PROMPTS).rows(ROWS)
     latents = policy.sample(conditioning, SEEDS, SAMPLING)
     t = policy.visible_time(torch.linspace(0.2, 0.9, len(latents)))
@@ -227,19 +212,12 @@ def test_adamw8bit_stops_and_resumes_bit_for_bit(tiny_sd3, tmp_path):
     """Factors of more than 4096 numbers have moments of 8 bits, smaller ones of 32; both are in the checkpoint."""
     from safetensors.torch import load_file
 
-    def run(folder, stop):
-        data = small_config(
-            tiny_sd3, optimizer={"name": "adamw8bit", "lr": 0.01}, policy={"lora": {"rank": 32, "targets": "attention+mlp"}}
-        )
-        one = new_run(tmp_path / folder, data)
-        go(one, stop_after(one, 1) if stop else None)
-        if stop:
-            assert runs.read_state(one).status == runs.STOPPED
-            go(one)
-        return one
-
-    whole, broken = run("whole", False), run("broken", True)
-    assert_same_outcome(broken, whole)
+    data = small_config(
+        tiny_sd3, optimizer={"name": "adamw8bit", "lr": 0.01}, policy={"lora": {"rank": 32, "targets": "attention+mlp"}}
+    )
+    whole = new_run(tmp_path / "whole", data)
+    go(whole)
+    assert_same_outcome(stopped_and_resumed(tmp_path / "broken", data, 1), whole)
     saved = load_file(next((whole.path / "checkpoints").rglob("optimizer.safetensors")))
     kinds = {value.dtype for name, value in saved.items() if name.endswith("state1")}
     assert kinds == {torch.uint8, torch.float32}

@@ -9,7 +9,6 @@ import torch
 
 from tests.family_bench import CPU, PROMPTS, ROWS, SAMPLING, SEEDS
 from tests.small_run import small_config
-from tests.tiny_families import make_folder
 from trainer.config import load_config
 from trainer.errors import UserError
 from trainer.families import FAMILIES
@@ -17,18 +16,6 @@ from trainer.lora import LoraFactors, attach
 from trainer.policies import decoding, load_policy, policy_class
 from trainer.policies.frozen import blocks_of
 from trainer.policies.resources import Resources
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    made = {}
-
-    def folder(family: str):
-        if family not in made:
-            made[family] = make_folder(family, tmp_path_factory.mktemp("model") / family)
-        return made[family]
-
-    return folder
 
 
 def config(folder, family: str, **policy):

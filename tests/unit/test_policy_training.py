@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from tests.small_run import CPU, assert_same_outcome, events, go, new_run, series, small_config, stop_after
+from tests.small_run import CPU, assert_same_outcome, go, new_run, series, small_config, stopped_and_resumed
 from tests.tiny_families import make_folder, vp_scheduler
 from trainer.config import load_config
 from trainer.families import FAMILIES
@@ -99,12 +99,9 @@ def test_brightness_rises_within_15_iterations(tmp_path, name):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_stopping_and_resuming_changes_nothing(folders, tmp_path, family):
     data = _config(folders(family), family, iterations=3)
-    whole, stopped = new_run(tmp_path / "a", data), new_run(tmp_path / "b", data)
+    whole = new_run(tmp_path / "a", data)
     go(whole)
-    go(stopped, stop_after(stopped, 2))
-    go(stopped)
-    assert events(stopped, "resumed")
-    assert_same_outcome(stopped, whole)
+    assert_same_outcome(stopped_and_resumed(tmp_path / "b", data, 2), whole)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

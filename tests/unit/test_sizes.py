@@ -14,7 +14,7 @@ from PIL import Image
 import trainer.cli
 from tests.bench import PROMPTS, Scripted, bright, factors, iterate, same, tiny_bench, tiny_config, watch_denoiser, watch_steps
 from tests.cramped import cramped
-from tests.small_run import assert_same_outcome, events, go, new_run, small_config, stop_after
+from tests.small_run import assert_same_outcome, go, new_run, small_config, stopped_and_resumed
 from tests.tiny_families import make_folder
 from trainer.errors import UserError
 from trainer.estimate import SurrogateEstimate, blocks
@@ -211,12 +211,9 @@ def test_a_list_of_one_size_is_that_size(tiny_sd3):
 @pytest.mark.slow
 def test_stopping_and_resuming_draws_the_same_sizes(tiny_sd3, tmp_path):
     data = small_config(tiny_sd3, rollout=BUCKETS, iterations=4, evaluation={"width": [64, 96], "height": [64, 32]})
-    whole, stopped = new_run(tmp_path / "a", data), new_run(tmp_path / "b", data)
+    whole = new_run(tmp_path / "a", data)
     go(whole)
-    go(stopped, stop_after(stopped, 2))
-    go(stopped)
-    assert events(stopped, "resumed")
-    assert_same_outcome(stopped, whole)
+    assert_same_outcome(stopped_and_resumed(tmp_path / "b", data, 2), whole)
 
 
 # Evaluations
