@@ -167,11 +167,11 @@ def test_sigkill_and_resume(tiny_sd3, tmp_path, capsys):
     assert not [p.name for p in run.checkpoints.iterdir() if p.name.startswith(".")]
 
 
-# A short rollout, then an update that takes seconds and looks for no request.
+# A short rollout, then an update that looks for no request: long even on a fast machine, since both signals must fall into it.
 BUSY = {
     "iterations": 2,
     "rollout": {"group_size": 8},
-    "surrogate": {"pairs": 16, "stratified": False, "batch_size": 1},
+    "surrogate": {"pairs": 48, "stratified": False, "batch_size": 1},
     "evaluation": {"every": 0},
     "checkpoint": {"every": 100},
 }
