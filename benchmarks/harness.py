@@ -38,7 +38,7 @@ from trainer.runs import write_atomic  # noqa: E402
 from trainer.setup import build_bench  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
-GRID = (1e-3, 3e-3, 1e-2)
+GRID = (1e-3, 2e-3, 4e-3)
 KEPT = ("surrogate/mean", "surrogate/cv", "surrogate/cv_group", "grad_norm", "ratio/max_abs_dev", "ratio/clip_frac", "kl")
 
 
@@ -95,7 +95,7 @@ def configuration(method: Method, lr: float, seed: int, budget: Budget) -> RunCo
         "iterations": 1_000_000,
         "optimizer.lr": lr,
         "evaluation.prompts": budget.prompts,
-        "evaluation.seeds": 1,
+        "evaluation.seeds": 2,
         **method.changes,
     }
     overrides = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
@@ -194,7 +194,7 @@ def arguments(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--output", type=Path, required=True, help="folder of the finished runs; a second call goes on there")
     parser.add_argument("--budget", type=float, default=60_000, help="network evaluations of a reported run")
     parser.add_argument("--tuning-budget", type=float, default=30_000, help="network evaluations of a tuning run")
-    parser.add_argument("--points", type=int, default=12, help="held-out evaluations on the way")
+    parser.add_argument("--points", type=int, default=8, help="held-out evaluations on the way")
     parser.add_argument("--prompts", type=int, default=64, help="held-out prompts")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--tuning-seeds", type=int, nargs="+", default=[1000, 1001])
