@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -149,9 +150,25 @@ class Store:
         self.say(f"{method.title}: lr {lr:g}, seed {seed}: {curve.rows[0][2]:.3f} -> {curve.rows[-1][2]:.3f}")
         return curve
 
-    def tuned(self, method: Method, grid: Sequence[float], seeds: Sequence[int], budget: Budget) -> tuple[float, dict]:
-        """(best learning rate, mean area of each) over runs of their own seeds."""
-        areas = {lr: float(np.mean([self.curve(method, lr, seed, budget).area() for seed in seeds])) for lr in grid}
+    def tuned(
+        self, method: Method, grid: Sequence[float], seeds: Sequence[int], budget: Budget, widen: int = 0
+    ) -> tuple[float, dict]:
+        """(best learning rate, mean area of each) over runs of their own seeds.
+
+        widen: how often the grid goes on by its own last step where an end of it is best, so that no method is cut short.
+        """
+
+        def area(lr: float) -> float:
+            return float(np.mean([self.curve(method, lr, seed, budget).area() for seed in seeds]))
+
+        areas = {lr: area(lr) for lr in sorted(grid)}
+        for _ in range(widen):
+            low, *_, high = rates = sorted(areas)
+            best = max(areas, key=areas.get)
+            if best not in (low, high):
+                break
+            further = high * (high / rates[-2]) if best == high else low * (low / rates[1])
+            areas[further] = area(further)
         return max(areas, key=areas.get), areas
 
 
@@ -165,6 +182,20 @@ def ratio_interval(
     second = two[generator.integers(0, len(two), (resamples, len(two)))].mean(1)
     low, high = np.percentile(first / second, (2.5, 97.5))
     return float(one.mean() / two.mean()), float(low), float(high)
+
+
+def gain_interval(
+    with_it: Sequence[float], without: Sequence[float], resamples: int = 10_000, seed: int = 0
+) -> tuple[float, float, float]:
+    """(gain, low, high): the mean of the seeds' differences and its 95 % percentile interval over resampled seeds.
+
+    Both sides have the same seeds in the same order: a seed's prompts, first noise and held-out pictures are the same then.
+    """
+    generator = np.random.default_rng(seed)
+    gains = np.asarray(with_it, float) - np.asarray(without, float)
+    means = gains[generator.integers(0, len(gains), (resamples, len(gains)))].mean(1)
+    low, high = np.percentile(means, (2.5, 97.5))
+    return float(gains.mean()), float(low), float(high)
 
 
 def reach_text(ours: Sequence[Curve], theirs: Sequence[Curve], level: float, budget: Budget) -> str:
@@ -199,6 +230,7 @@ def arguments(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--tuning-seeds", type=int, nargs="+", default=[1000, 1001])
     parser.add_argument("--grid", type=float, nargs="+", default=list(GRID), help="learning rates, the same for every method")
+    parser.add_argument("--widen", type=int, default=2, help="how often the grid goes on where an end of it is best")
     parser.add_argument("--only", nargs="+", metavar="METHOD", help="of the methods")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="a change to all methods, to try things"
@@ -215,15 +247,25 @@ def chosen(methods: Sequence[Method], args: argparse.Namespace) -> list[Method]:
     return [replace(known[name], more=tuple(args.set)) for name in args.only or known]
 
 
-def study(methods: Sequence[Method], args: argparse.Namespace) -> tuple[dict[str, list[Curve]], dict[str, float]]:
-    """(reported runs, chosen learning rate) of each method, in the order given."""
+def study(
+    methods: Sequence[Method], args: argparse.Namespace, rate_of: Mapping[str, str] = MappingProxyType({})
+) -> tuple[dict[str, list[Curve]], dict[str, float]]:
+    """(reported runs, chosen learning rate) of each method, in the order given.
+
+    rate_of: method -> an earlier one whose learning rate it takes; all others are tuned.
+    """
     device = torch.device("cpu")
     store = Store(args.output, device, lambda text: print(text, flush=True))
     tuning = Budget(args.tuning_budget, max(2, args.points // 2), args.prompts)
     budget = Budget(args.budget, args.points, args.prompts)
     curves, rates = {}, {}
     for method in methods:
-        rate = args.grid[0] if len(args.grid) == 1 else store.tuned(method, args.grid, args.tuning_seeds, tuning)[0]
+        if method.name in rate_of:
+            rate = rates[rate_of[method.name]]
+        elif len(args.grid) == 1:
+            rate = args.grid[0]
+        else:
+            rate = store.tuned(method, args.grid, args.tuning_seeds, tuning, args.widen)[0]
         rates[method.name] = rate
         curves[method.name] = [store.curve(method, rate, seed, budget) for seed in args.seeds]
     return curves, rates
@@ -265,12 +307,21 @@ def picture(path: Path, methods: Sequence[Method], curves: Mapping[str, Sequence
 
 def footing(args: argparse.Namespace) -> str:
     """Command, seeds, budget, machine and date: what a table says of itself."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    wider = f" (widened up to {args.widen} times where an end is best)" if args.widen else ""
     return (
-        f"`python {' '.join(sys.argv)}`, {time.strftime('%Y-%m-%d')}. Seeds {args.seeds}, {args.budget:g} network evaluations "
-        f"each; learning rate of each from {args.grid} on seeds {args.tuning_seeds} with {args.tuning_budget:g} evaluations. "
-        f"{cores} CPU cores ({platform.machine()}), torch {torch.__version__}."
+        f"{command_and_date()} Seeds {args.seeds}, {args.budget:g} network evaluations each; learning rate of each from "
+        f"{args.grid}{wider} on seeds {args.tuning_seeds} with {args.tuning_budget:g} evaluations. {machine()}"
     )
+
+
+def command_and_date() -> str:
+    return f"`python {' '.join(sys.argv)}`, {time.strftime('%Y-%m-%d')}."
+
+
+def machine() -> str:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    threads = torch.get_num_threads()
+    return f"{threads} of {cores} CPU cores ({platform.machine()}), torch {torch.__version__}."
 
 
 def publish(

@@ -66,8 +66,9 @@ class GuardedStepper:
 
     def step(self, loss_finite: bool) -> StepResult:
         """Raises UserError after MAX_SKIPPED skipped steps in a row. Gradients are cleared in any case."""
-        bad = [name for name, p in self.named.items() if p.grad is not None and not torch.isfinite(p.grad).all()]
-        norm = float(torch.nn.utils.get_total_norm([p.grad for p in self.named.values() if p.grad is not None]))
+        norm = torch.nn.utils.get_total_norm([p.grad for p in self.named.values() if p.grad is not None])
+        # A finite norm has no other parts: only else is it worth looking for the culprit.
+        bad = [] if norm.isfinite() else [name for name, p in self.named.items() if _broken(p.grad)]
         reason = None
         if not loss_finite:
             reason = "the surrogate is not finite"
@@ -75,7 +76,7 @@ class GuardedStepper:
             reason = f"the gradient of {len(bad)} of {len(self.named)} LoRA factors is not finite, first {bad[0]}"
         if reason is None:
             if self.max_norm:
-                torch.nn.utils.clip_grad_norm_(list(self.named.values()), self.max_norm)
+                torch.nn.utils.clip_grads_with_norm_(list(self.named.values()), self.max_norm, norm)
             self.optimizer.step()
             self.steps += 1
             self.skipped_in_a_row = 0
@@ -87,7 +88,11 @@ class GuardedStepper:
                 f"{self.skipped_in_a_row} gradient steps in a row were skipped ({reason}); "
                 "lower optimizer.lr, set policy.dtype to float32, or resume from an earlier checkpoint"
             )
-        return StepResult(norm, reason)
+        return StepResult(float(norm), reason)
+
+
+def _broken(gradient: torch.Tensor | None) -> bool:
+    return gradient is not None and not bool(torch.isfinite(gradient).all())
 
 
 @torch.no_grad()

@@ -22,6 +22,31 @@ def test_configuration_document_is_current():
     assert written == module.text(), "run: python docs/make_configuration.py"
 
 
+def test_the_page_of_evidence_has_the_results_as_they_are():
+    module = _module("make_evidence")
+    assert module.PAGE.read_text(encoding="utf-8") == module.text(), "run: python docs/make_evidence.py"
+
+
+def test_evidence_goes_by_single_seeds_and_says_what_was_not_run(tmp_path, monkeypatch):
+    module = _module("make_evidence")
+    monkeypatch.setattr(module, "RESULTS", tmp_path)
+    claim = module.ahead("sample_efficiency", "vgrpo", "awm")
+    assert claim() == (module.NOT_RUN, "") and f"*{module.NOT_RUN.capitalize()}.*" in module.section(module.BENCHMARKS[0])
+    ends = {("vgrpo", 0): 0.6, ("vgrpo", 1): 0.8, ("awm", 0): 0.5, ("awm", 1): 0.5}
+    lines = ["method,lr,seed,evaluations,cpu_seconds,held_out_reward"]
+    for (method, seed), reward in ends.items():
+        lines += [f"{method},0.001,{seed},0,0,0.9", f"{method},0.001,{seed},9,1,{reward}"]
+    (tmp_path / "sample_efficiency.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    assert claim() == ("0.700 against 0.500; ahead in 2 of 2 seeds", "yes")  # the untrained model does not count
+    assert module.not_(claim)()[1] == "no" and module.learns("sample_efficiency", "awm")()[1] == "no"
+    text = "| method | need: 0.55 | 0.60 |\n|---|---|---|\n| V-GRPO | 1 (1 to 1) | 1 (1 to 1) |\n"
+    text += "| MixGRPO | not reached | <= 0.40 (0.3 to 0.5; missed by 0 of 5 and 2 of 5) |\n"
+    text += "| DiffusionNFT | 1 (1 to 1) | 0.9 (0.8 to 0.95) |"
+    (tmp_path / "sample_efficiency.md").write_text(text, encoding="utf-8")
+    assert module.needs("0.60")()[1] == "yes" and module.needs("0.55")()[1] == "unclear"
+    assert text in module.section(module.BENCHMARKS[0])
+
+
 def test_every_document_that_the_readme_links_to_exists():
     import re
 
