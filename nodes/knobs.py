@@ -147,7 +147,7 @@ def _checked(settings: Settings, also: Settings | None = None) -> RunConfig:
     data: dict[str, Any] = {
         **settings.changes,
         "policy": {**settings.changes.get("policy", {}), "model": DEMO},
-        "prompts": {"train": [f"prompt {number}" for number in range(most)], "evaluate": ["held out"]},
+        "prompts": {"train": [f"prompt {number}" for number in range(most + 1)], "evaluate": ["held out"]},
         "rewards": {"brightness": {}},
         "monitors": {},
     }

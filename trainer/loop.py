@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 
 from .algorithms import VGRPO, load_algorithm
 from .algorithms.base import Algorithm, Reference
+from .collecting import collect, timed
 from .config import RunConfig
+from .deferred import Deferred, defer
+from .dynamic_sampling import PromptMemory
 from .estimate import SurrogateEstimate
 from .lora import LoraAdapter, LoraFactors
 from .memory import UPDATE
 from .objective import (
     PairDraw,
-    combine_advantages,
     draw_pairs,
-    hard_clip,
+    on_policy_ratio,
     policy_loss,
-    soft_clip,
     zero_variance_groups,
 )
 from .optimization import GuardedStepper, learning_rate, move_optimizer, update_average
@@ -30,8 +29,7 @@ from .prompts import Prompt
 from .rewards.base import Reward
 from .rewards.phase import ScoringPhase
 from .rewards.scoring import ScoreTable
-from .rewards.shaping import shape_all
-from .rollout import Rollout, pick_prompts
+from .rollout import PromptPick, Rollout
 from .seeds import derive_seed
 
 
@@ -39,7 +37,8 @@ from .seeds import derive_seed
 class Learner:
     """What an iteration changes: the LoRA on the policy, its optimiser, its moving average.
 
-    `lagged`: the copy that follows the policy with a lag, for the algorithms that keep one.
+    `lagged`: the copy that follows the policy with a lag, for the algorithms that keep one. `memory`: the prompts that taught
+    nothing lately, where the configuration asks for it.
     """
 
     policy: Policy
@@ -47,6 +46,7 @@ class Learner:
     stepper: GuardedStepper
     average: LoraFactors | None = None
     lagged: LoraFactors | None = None
+    memory: PromptMemory = field(default_factory=PromptMemory)
 
     def to(self, device: torch.device) -> None:
         """Move all of it but the base, whose weights the policy moves."""
@@ -105,7 +105,6 @@ def run_iteration(
     Until the gradient steps begin nothing is changed, so that an exception from `on_step` leaves the learner as it was.
     """
     policy, adapter, clock = learner.policy, learner.adapter, {}
-    objective, seed = config.objective, config.seed
     kind = VGRPOAlgorithm if config.algorithm == VGRPO else load_algorithm(config.algorithm)
     algorithm = kind(config, learner, iteration)
 
@@ -113,61 +112,87 @@ def run_iteration(
     behaviour = algorithm.behaviour()
 
     # For each prompt: sample a group of G outputs with theta_old. Their rewards, while further outputs are decoded.
-    with ScoringPhase(rewards) as scoring:
-        with _timed(clock, "rollout"):
-            picks = pick_prompts(prompts, config.rollout.prompts_per_iteration, seed, iteration, config.rollout.sizes)
-            sampling, members = sampling_of(config), config.rollout.group_size
-            with algorithm.acting(behaviour):
-                rollout = algorithm.sample(
-                    policy, picks, conditioning, members, sampling, seed, iteration, on_step, scoring.add
-                )
-        with _timed(clock, "reward"):
-            scores = scoring.result(on_step)
-
     # Group-relative advantages, optionally bounded.
-    weights = config.reward_weights()
-    trained = shape_all(scores.scores, config.reward_shapes())
-    advantages = combine_advantages(trained, weights, rollout.group_ids, objective.advantage.combine, objective.advantage.scale)
-    advantages = hard_clip(soft_clip(advantages, objective.soft_clip_eta), algorithm.setting("objective.advantage.clip"))
-    advantages = advantages.float()  # some devices have no float64
+    sampling = sampling_of(config)
+    deferred: Deferred | None = None
+
+    def ahead(picks: Sequence[PromptPick], rollout: Rollout) -> None:
+        """While the outputs are being scored: the pairs don't depend on their rewards, nor does each output's own gradient."""
+        nonlocal deferred
+        estimate = algorithm.estimate(rollout, draw_for(config, policy, picks, iteration), torch.zeros(len(rollout)))
+        deferred = defer(algorithm, estimate, rollout.group_ids, scoring, clock, on_step)
+
+    with ScoringPhase(rewards) as scoring:
+        found = collect(
+            algorithm,
+            behaviour,
+            prompts,
+            conditioning,
+            sampling,
+            learner.memory,
+            scoring,
+            clock,
+            on_step,
+            ahead if config.objective.deferred else None,
+        )
+    rollout, scores, advantages = found.rollout, found.scores, found.advantages
 
     # N_MC pairs (t_j, eps_j), shared by the group.
-    grids = {size: policy.noise_levels(sampling.at(size)) for size in dict.fromkeys(pick.size for pick in picks)}
-    rollout_evaluations = max(evaluations for _, evaluations in grids.values())  # the size changes the levels, not the steps
-    draw = draw_pairs(
-        torch.stack([grids[pick.size][0] for pick in picks]),
+    draw = draw_for(config, policy, found.picks, iteration)
+    estimate = algorithm.estimate(rollout, draw, advantages)
+
+    with timed(clock, "update"):
+        minibatches = _minibatches(advantages, rollout.size_ids, config, iteration)
+        _set_lr(learner.stepper.optimizer, lr := learning_rate(config.optimizer, iteration, config.iterations))
+        if deferred is not None:
+            old, steps = [], [_deferred_step(learner, deferred, outputs) for outputs in minibatches]
+        else:
+            # L_hat(theta_old | o_i, c) in the row batches that training will use, if there are several steps. theta is still
+            # theta_old here.
+            old = [_measured_old(learner, algorithm, estimate, outputs, behaviour) for outputs in minibatches]
+
+            # N gradient steps on minibatches of the collected outputs.
+            steps = []
+            for n, outputs in enumerate(minibatches):
+                step, old[n] = _gradient_step(learner, algorithm, estimate, outputs, advantages, behaviour, old[n])
+                steps.append(step)
+        algorithm.after()
+        if learner.average is not None:
+            update_average(learner.average, adapter.snapshot(), config.optimizer.ema_decay)
+    if config.rollout.rest_flat:
+        learner.memory.update(found.picks, found.useful)
+
+    metrics = _metrics(
+        scores, found.trained, config.reward_weights(), rollout, advantages, steps, minibatches, clock, algorithm.measured
+    )
+    metrics["lr"] = lr
+    spent_old = sum(o.evaluations for o in old) + sum(step.evaluations_old for step in steps)
+    spent = sum(step.evaluations for step in steps) if deferred is None else deferred.evaluations
+    # An output's share is that of the outputs that were asked for: what a refill makes beyond them is their cost.
+    asked = config.rollout.prompts_per_iteration * config.rollout.group_size
+    solver = policy.noise_levels(sampling)[1]
+    metrics["nfe/behaviour"] = algorithm.rollout_evaluations(solver) * (len(rollout) / asked) + spent_old / asked
+    metrics["nfe/policy"] = spent / asked
+    if config.rollout.refill:
+        metrics["rollout/refilled"] = float(len(found.picks) - config.rollout.prompts_per_iteration)
+        metrics["rollout/dropped"] = float(len(found.picks) - found.useful.count(True))
+    return IterationResult(metrics, rollout, scores, advantages, _warnings(config, metrics, steps))
+
+
+def draw_for(config: RunConfig, policy: Policy, picks: Sequence[PromptPick], iteration: int) -> PairDraw:
+    """N_MC pairs (t_j, eps_j) for the outputs of each pick."""
+    sampling = sampling_of(config)
+    grids = {size: policy.noise_levels(sampling.at(size))[0] for size in dict.fromkeys(pick.size for pick in picks)}
+    return draw_pairs(
+        torch.stack([grids[pick.size] for pick in picks]),
         config.surrogate.pairs,
         config.surrogate.share,
-        seed,
+        config.seed,
         iteration,
         range(len(picks)),
         config.rollout.group_size,
         config.surrogate.stratified,
     )
-    estimate = algorithm.estimate(rollout, draw, advantages)
-
-    with _timed(clock, "update"):
-        minibatches = _minibatches(advantages, rollout.size_ids, config, iteration)
-        # L_hat(theta_old | o_i, c) in the row batches that training will use, if there are several steps. theta is still
-        # theta_old here.
-        old = [_measured_old(learner, algorithm, estimate, outputs, behaviour) for outputs in minibatches]
-
-        # N gradient steps on minibatches of the collected outputs.
-        _set_lr(learner.stepper.optimizer, lr := learning_rate(config.optimizer, iteration, config.iterations))
-        steps = []
-        for n, outputs in enumerate(minibatches):
-            step, old[n] = _gradient_step(learner, algorithm, estimate, outputs, advantages, behaviour, old[n])
-            steps.append(step)
-        algorithm.after()
-        if learner.average is not None:
-            update_average(learner.average, adapter.snapshot(), config.optimizer.ema_decay)
-
-    metrics = _metrics(scores, trained, weights, rollout, advantages, steps, minibatches, clock, algorithm.measured)
-    metrics["lr"] = lr
-    spent_old = sum(o.evaluations for o in old) + sum(step.evaluations_old for step in steps)
-    metrics["nfe/behaviour"] = algorithm.rollout_evaluations(rollout_evaluations) + spent_old / len(rollout)
-    metrics["nfe/policy"] = sum(step.evaluations for step in steps) / len(rollout)
-    return IterationResult(metrics, rollout, scores, advantages, _warnings(config, metrics, steps))
 
 
 @dataclass(frozen=True)
@@ -195,9 +220,11 @@ def _minibatches(advantages: torch.Tensor, size_ids: torch.Tensor, config: RunCo
     """The collected outputs in N near-equal parts, in an order drawn for the iteration; in each those of one size together.
 
     Outputs whose advantage is exactly 0 (failed scorers, zero-variance groups) carry no policy gradient: they are left
-    out, so that they neither cost evaluations nor dilute the mean (trl#6365). With a KL term every output counts.
+    out, so that they neither cost evaluations nor dilute the mean (trl#6365). With a KL term every output counts, unless they
+    were left out to save evaluations, or others were made in their place.
     """
-    useful = torch.arange(len(advantages)) if config.objective.kl_coef else advantages.nonzero().flatten()
+    every = config.objective.kl_coef and not config.rollout.refill and config.objective.advantage.keep == 1
+    useful = torch.arange(len(advantages)) if every else advantages.nonzero().flatten()
     generator = torch.Generator().manual_seed(derive_seed(config.seed, "minibatches", iteration))
     steps = config.objective.gradient_steps
     if steps > 1:
@@ -252,6 +279,14 @@ def _gradient_step(
     outcome = learner.stepper.step(loss_finite=bool(torch.isfinite(losses).all()))
     spent = estimate.evaluations, estimate.evaluations_old
     return _Step(losses, ratio, clipped, kl, outcome.grad_norm, outcome.skipped, *spent), old
+
+
+def _deferred_step(learner: Learner, deferred: Deferred, outputs: torch.Tensor) -> _Step:
+    """The optimiser step by the gradient that is there already; `outputs`: those with an advantage."""
+    deferred.put(learner.adapter.parameters(), 1 / len(outputs))
+    losses = deferred.losses[outputs]
+    outcome = learner.stepper.step(loss_finite=bool(torch.isfinite(losses).all()))
+    return _Step(losses, on_policy_ratio(losses), 0.0, 0.0, outcome.grad_norm, outcome.skipped, 0, 0)
 
 
 def _metrics(
@@ -319,12 +354,3 @@ def _warnings(config: RunConfig, metrics: dict[str, float], steps: list[_Step]) 
 def _set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
     for group in optimizer.param_groups:
         group["lr"] = lr
-
-
-@contextmanager
-def _timed(clock: dict[str, float], name: str):
-    started = time.perf_counter()
-    yield
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    clock[name] = time.perf_counter() - started

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import torch
@@ -25,7 +25,9 @@ class PromptPick:
 
 @dataclass(frozen=True)
 class Rollout:
-    """The collected outputs of one iteration, ordered by prompt, then member; prompts of one size stand together. B = P * G."""
+    """The collected outputs of one iteration, ordered by prompt, then member; prompts of one size that were sampled together
+    stand together. B = P * G.
+    """
 
     latents: tuple[torch.Tensor, ...]  # of each output, float32 [C, h, w] on the policy's device
     images: tuple[torch.Tensor, ...]  # of each output, uint8 [H, W, 3] on the CPU: the pixels that are scored
@@ -39,9 +41,21 @@ class Rollout:
 
     @property
     def size_ids(self) -> torch.Tensor:
-        """int64 [B]: equal for outputs of one size, and rising."""
+        """int64 [B]: equal for outputs of one size."""
         known: dict[torch.Size, int] = {}
         return torch.tensor([known.setdefault(latent.shape, len(known)) for latent in self.latents])
+
+    def joined(self, more: Rollout) -> Rollout:
+        """These outputs and then those of further groups, sampled from the same conditioning."""
+        return replace(
+            self,
+            latents=self.latents + more.latents,
+            images=self.images + more.images,
+            conditioning=replace(self.conditioning, index=torch.cat([self.conditioning.index, more.conditioning.index])),
+            group_ids=torch.cat([self.group_ids, more.group_ids + int(self.group_ids.max()) + 1]),
+            prompts=self.prompts + more.prompts,
+            seeds=self.seeds + more.seeds,
+        )
 
 
 def pick_prompts(

@@ -12,6 +12,8 @@ import torch
 
 from .algorithms import ALGORITHMS
 from .config import RunConfig
+from .deferred import check_memory
+from .device import free_memory
 from .errors import UserError, one_line
 from .evaluation import evaluation_prompts, evaluation_sampling, evaluation_sizes
 from .extras import require_all
@@ -63,6 +65,9 @@ def build_bench(config: RunConfig, device: torch.device, cache: Path | None = No
     optimizer = build_optimizer(config.optimizer, adapter.parameters())
     stepper = GuardedStepper(optimizer, dict(adapter.named_parameters()), config.optimizer.max_grad_norm)
     average = adapter.snapshot() if config.optimizer.ema_decay else None
+    if config.objective.deferred:
+        most = min(config.objective.deferred, config.rollout.prompts_per_iteration * config.rollout.group_size)
+        check_memory(most, sum(4 * p.numel() for p in adapter.parameters()), free_memory(torch.device("cpu")))
     lagged = adapter.snapshot() if ALGORITHMS[config.algorithm].lags else None
     texts = [p.text for p in (*config.prompts.train, *held_out)]
     if config.policy.offload != "none":

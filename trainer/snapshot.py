@@ -23,6 +23,8 @@ def learner_tensors(learner: Learner) -> tuple[dict[str, dict[str, torch.Tensor]
     position = {"optimizer": meta, "skipped_in_a_row": learner.stepper.skipped_in_a_row}
     if learner.policy.batches.sizes:  # a batch's size decides the last digits
         position["batches"] = dict(learner.policy.batches.sizes)
+    if learner.memory.flat:
+        position["flat_prompts"] = sorted(learner.memory.flat.items())
     return tensors, position
 
 
@@ -46,4 +48,5 @@ def restore_learner(learner: Learner, tensors: dict[str, dict[str, torch.Tensor]
     optimizer_from_tensors(learner.stepper.optimizer, list(learner.stepper.named), tensors["optimizer"], position["optimizer"])
     learner.stepper.skipped_in_a_row = position["skipped_in_a_row"]
     learner.policy.batches.sizes.update(position.get("batches", {}))
+    learner.memory.flat = {index: times for index, times in position.get("flat_prompts", [])}
     return rng_from_tensors(tensors["rng"])

@@ -160,6 +160,9 @@ REFUSED = [
         r"gradient_steps = 7, but an iteration has only 6 outputs \(2 prompts x 3\).*allowed: 1 to 6",
     ),
     ("rollout.prompts_per_iteration=3", r"prompts_per_iteration = 3, but prompts\.train has only 2.*allowed: 1 to 2"),
+    ("objective.advantage.keep=0", r"objective\.advantage\.keep = 0; allowed: a finite number > 0, <= 1"),
+    ("rollout.refill=2", r"rollout\.refill = 2 can never act: an iteration takes all 2 of prompts\.train"),
+    ("rollout.rest_flat=true", r"rollout\.rest_flat = true can never act: .*lower rollout\.prompts_per_iteration"),
     ("optimizer.warmup=5", r"optimizer\.warmup = 5 is more than iterations = 4.*allowed: 0 to 4"),
     # keys
     ("rollout.group_sise=8", r"unknown key 'rollout\.group_sise' \(did you mean 'rollout\.group_size'\?\)"),
@@ -177,6 +180,24 @@ def test_an_override_that_is_refused(override, said):
     assert re.search(said, text), text
     assert text.startswith(f"override {override!r}: ")
     assert "more error" not in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"objective.gradient_steps": 2}, "only a single gradient step allows"),
+        ({"objective.advantage.keep": 0.5}, "chooses the outputs by their rewards"),
+        ({"rollout.refill": 1, "rollout.prompts_per_iteration": 1}, "rollout.refill waits for them"),
+        ({"objective.advantage.scale": "batch"}, "needs all of them at once"),
+        ({"policy.offload": "model"}, "policy.offload = model is there to prevent"),
+        ({"algorithm": "flow_grpo"}, "can never act with algorithm = flow_grpo"),
+    ],
+    ids=str,
+)
+def test_gradients_before_rewards_are_refused_where_they_depend_on_them(changes, said):
+    overrides = ["objective.deferred=8", *(f"{key}={value}" for key, value in changes.items())]
+    text = refusal(small(), overrides)
+    assert "objective.deferred = 8" in text and said in text
 
 
 @pytest.mark.parametrize(

@@ -296,6 +296,18 @@ def test_monitors_are_scored_and_never_trained_on(tiny_sd3):
     assert same(factors(plain), factors(watched))
 
 
+@pytest.mark.parametrize("steps", [1, 2])
+def test_only_the_kept_share_of_a_group_is_paid_for(tiny_sd3, steps):
+    several = {"gradient_steps": 2, "clip_eps": 0.01, "kl_coef": 0.3} if steps > 1 else {}
+    bench = tiny_bench(tiny_sd3, objective={**several, "advantage": {"keep": 0.5}})
+    with watch_denoiser(bench.policy) as calls:
+        result = iterate(bench)
+    assert (result.advantages.view(2, 4) != 0).sum(1).tolist() == [2, 2]
+    assert sum(len(call.hidden) for call in calls if call.with_gradient) == 4 * PAIRS
+    assert result.metrics["nfe/policy"] == 4 * PAIRS / 8 and result.metrics["steps/taken"] == steps
+    assert result.metrics["nfe/behaviour"] == 4 + (steps - 1) * 4 * PAIRS / 8
+
+
 # Metrics
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from itertools import combinations
 
 import numpy as np
 import pytest
 import torch
 
-from trainer.objective import combine_advantages, group_advantages, soft_clip, zero_variance_groups
+from trainer.objective import combine_advantages, down_sample, group_advantages, soft_clip, zero_variance_groups
 
 NAN = math.nan
 REWARDS = torch.tensor([0.0, 1.0, 2.0, 5.0, 5.0, 8.0])
@@ -207,3 +208,55 @@ def test_soft_clip_gradient_matches_finite_differences():
 def test_soft_clip_refuses_an_eta_that_cannot_be_meant(eta):
     with pytest.raises(ValueError, match="eta is"):
         soft_clip(torch.ones(2), eta)
+
+
+# Training on a share of each group
+
+
+@pytest.mark.parametrize("share", [0.25, 0.5, 0.75])
+def test_down_sampling_keeps_the_subset_of_largest_variance_of_all_subsets(share):
+    rewards, ids = random_rewards(3)
+    advantages = group_advantages(rewards, ids)
+    kept = down_sample(advantages, ids, share)
+    count = math.ceil(share * 6)
+    for group in range(5):
+        members = (ids == group).nonzero().flatten()
+        variances = {
+            chosen: float(advantages[list(chosen)].double().var(correction=0))
+            for chosen in combinations(members.tolist(), count)
+        }
+        best = max(variances, key=variances.get)
+        assert sorted(best) == (members[kept[members] != 0]).tolist()
+        expected = advantages[list(best)] - advantages[list(best)].mean()
+        torch.testing.assert_close(kept[list(best)], expected)
+        assert abs(float(kept[members].sum())) < 1e-5
+
+
+def test_down_sampling_of_right_and_wrong_keeps_the_rare_ones():
+    """2 of 8 are right: half of the group are these two and two of the others."""
+    advantages = group_advantages(torch.tensor([0.0, 1, 0, 0, 0, 1, 0, 0]), torch.zeros(8))
+    kept = down_sample(advantages, torch.zeros(8), 0.5)
+    assert (kept > 0).nonzero().flatten().tolist() == [1, 5] and int((kept < 0).sum()) == 2
+    assert float(kept.sum()) == pytest.approx(0, abs=1e-6)
+
+
+def test_down_sampling_passes_over_outputs_without_an_advantage():
+    rewards = torch.tensor([NAN, 1.0, 2.0, 4.0, 9.0, 5.0, 5.0, 5.0, NAN, NAN])
+    ids = torch.tensor([0] * 5 + [1] * 5)
+    kept = down_sample(group_advantages(rewards, ids), ids, 0.5)
+    assert kept.nonzero().flatten().tolist() == [1, 4]
+    few = down_sample(torch.tensor([1.0, -1.0, 0.0]), torch.zeros(3), 0.01)
+    assert few.tolist() == [1.0, -1.0, 0.0]  # two are the least that can be compared
+
+
+def test_down_sampling_depends_on_no_other_group():
+    rewards, ids = random_rewards(4)
+    advantages = group_advantages(rewards, ids)
+    alone = torch.cat([down_sample(advantages[ids == g], ids[ids == g], 0.5) for g in range(5)])
+    assert torch.equal(down_sample(advantages, ids, 0.5), alone)
+
+
+@pytest.mark.parametrize("share", [0.0, -0.5, 1.5, NAN])
+def test_down_sampling_refuses_a_share_that_is_none(share):
+    with pytest.raises(ValueError, match="share is"):
+        down_sample(torch.ones(4), torch.zeros(4), share)

@@ -30,7 +30,18 @@ from trainer.runs import RunDir
 from trainer.runs.checkpoints import list_checkpoints
 from trainer.training import train
 
-PLANS = {"plain": {"iterations": 4, "checkpoint": {"every": 10}}, "everything": {"iterations": 4, **EVERYTHING}}
+PLANS = {
+    "plain": {"iterations": 4, "checkpoint": {"every": 10}},
+    "everything": {"iterations": 4, **EVERYTHING},
+    # A threshold among the brightnesses of these pictures makes some groups flat.
+    "resting": {
+        "iterations": 4,
+        "prompts": {"train": ["a red square", "a blue circle", "a green star", "one", "two", "three"]},
+        "rollout": {"refill": 1, "rest_flat": True},
+        "rewards": {"brightness": {"transform": {"threshold": 0.1143}}},
+    },
+    "deferred": {"iterations": 4, "objective": {"deferred": 4}},
+}
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
@@ -139,6 +150,12 @@ def test_stop_and_resume_at_any_iteration_equals_never_stopping(small, unbroken,
     go(run, second)
     assert second.done == list(range(iteration + 1, 5))
     small_run.assert_same_outcome(run, unbroken[plan])
+
+
+def test_the_run_with_flat_groups_has_some_and_remembers_them(unbroken):
+    drawn = [value for _, value in series(unbroken["resting"])["rollout/refilled"]]
+    assert 0 < sum(drawn) < 8
+    assert any(position["learner"].get("flat_prompts") for _, position in saved(unbroken["resting"]).values())
 
 
 def test_a_stop_after_every_iteration(small, unbroken):

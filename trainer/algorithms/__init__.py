@@ -21,6 +21,7 @@ _WINDOW = ("trajectory.window", "trajectory.window_every", "trajectory.window_st
 _LAG = ("forward.lag_after", "forward.lag_rate", "forward.lag_most")
 _LAG_KL, _STRENGTH, _POWER = ("forward.lag_kl_coef",), ("forward.strength",), ("forward.power",)
 _CLIP = ("objective.clip_eps",)
+_DEFERRED = ("objective.deferred",)
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ ALGORITHMS: dict[str, Traits] = {
             "Flow-GRPO",
             "arXiv 2505.05470",
             "flow_grpo:FlowGRPO",
-            idle=_PAIRS + _WINDOW + _LAG + _LAG_KL + _STRENGTH + _POWER,
+            idle=_PAIRS + _WINDOW + _LAG + _LAG_KL + _STRENGTH + _POWER + _DEFERRED,
             trajectory=True,
             kinds=("flow",),
             samplers=("euler",),
@@ -75,7 +76,7 @@ ALGORITHMS: dict[str, Traits] = {
             "MixGRPO",
             "arXiv 2507.21802",
             "mix_grpo:MixGRPO",
-            idle=(*_PAIRS, "trajectory.share", *_LAG, *_LAG_KL, *_STRENGTH, *_POWER),
+            idle=(*_PAIRS, "trajectory.share", *_LAG, *_LAG_KL, *_STRENGTH, *_POWER, *_DEFERRED),
             trajectory=True,
             kinds=("flow",),
             samplers=("euler", "dpmsolver++"),
@@ -86,7 +87,7 @@ ALGORITHMS: dict[str, Traits] = {
             "DanceGRPO",
             "arXiv 2505.07818",
             "dance_grpo:DanceGRPO",
-            idle=_PAIRS + _WINDOW + _LAG + _LAG_KL + _STRENGTH + _POWER,
+            idle=_PAIRS + _WINDOW + _LAG + _LAG_KL + _STRENGTH + _POWER + _DEFERRED,
             trajectory=True,
             samplers=("euler",),
             own={"trajectory.noise": 0.3, "trajectory.share": 0.6, "trajectory.same_start": True},
@@ -96,7 +97,7 @@ ALGORITHMS: dict[str, Traits] = {
             "DiffusionNFT",
             "arXiv 2509.16117",
             "diffusion_nft:DiffusionNFT",
-            idle=_TRAJECTORY + _WINDOW + _CLIP + _LAG_KL + _POWER,
+            idle=_TRAJECTORY + _WINDOW + _CLIP + _LAG_KL + _POWER + _DEFERRED,
             lags=True,
             own={"objective.advantage.clip": 5.0, "forward.lag_most": 0.5},
         ),
@@ -105,7 +106,7 @@ ALGORITHMS: dict[str, Traits] = {
             "AWM",
             "arXiv 2509.25050",
             "awm:AWM",
-            idle=(*_TRAJECTORY, *_WINDOW, "surrogate.weighting", *_STRENGTH),
+            idle=(*_TRAJECTORY, *_WINDOW, "surrogate.weighting", *_STRENGTH, *_DEFERRED),
             lags=True,
             own={"objective.advantage.clip": 5.0, "forward.lag_most": 0.3, "forward.lag_kl_coef": 1.0},
         ),

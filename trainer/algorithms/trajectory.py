@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -33,12 +33,19 @@ class Trajectory:
     levels: torch.Tensor  # float32 [B, K + 1], the noise levels of those states
     log_probs: torch.Tensor  # float32 [B, K], of each step under the behaviour policy as it was taken
 
+    def joined(self, more: Trajectory) -> Trajectory:
+        levels, log_probs = torch.cat([self.levels, more.levels]), torch.cat([self.log_probs, more.log_probs])
+        return Trajectory(self.states + more.states, levels, log_probs)
+
 
 @dataclass(frozen=True)
 class TrajectoryRollout(Rollout):
     """Collected outputs with the way that led to them."""
 
     trajectory: Trajectory
+
+    def joined(self, more: TrajectoryRollout) -> TrajectoryRollout:
+        return replace(super().joined(more), trajectory=self.trajectory.joined(more.trajectory))
 
 
 class SteppingPolicy:

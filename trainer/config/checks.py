@@ -41,6 +41,15 @@ def refusals(config: RunConfig) -> Iterator[tuple[str, str]]:
     yield from _of_the_algorithm(config)
     yield from _of_the_memory(config)
     yield from _of_the_sizes(config)
+    yield from _of_deferred(config)
+    spare = len(config.prompts.train) - rollout.prompts_per_iteration
+    for key, value in (("rollout.refill", rollout.refill), ("rollout.rest_flat", rollout.rest_flat)):
+        if value and spare == 0:
+            yield (
+                key,
+                f"{key} = {show(value)} can never act: an iteration takes all {len(config.prompts.train)} of prompts.train, so "
+                "there is none to draw instead; add prompts, or lower rollout.prompts_per_iteration",
+            )
     if config.surrogate.guidance == "same" and rollout.guidance == 1:
         yield (
             "surrogate.guidance",
@@ -73,6 +82,36 @@ def refusals(config: RunConfig) -> Iterator[tuple[str, str]]:
             "optimizer.warmup",
             f"optimizer.warmup = {config.optimizer.warmup} is more than iterations = {config.iterations}, so the learning "
             f"rate would never be reached; allowed: 0 to {config.iterations}",
+        )
+
+
+def _of_deferred(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """What the gradient depends on beside the outputs, or needs before it, and what would make it too large."""
+    objective, key = config.objective, "objective.deferred"
+    if not objective.deferred:
+        return
+    start = f"{key} = {objective.deferred} takes gradients before the rewards are known"
+    if objective.gradient_steps > 1:
+        yield (
+            key,
+            f"{start}, which only a single gradient step allows: in later ones the ratio and its clip depend on the advantage; "
+            "set objective.gradient_steps to 1, or deferred to 0",
+        )
+    if objective.advantage.keep < 1:
+        yield key, f"{start}, and objective.advantage.keep chooses the outputs by their rewards; set one of them to its default"
+    if config.rollout.refill:
+        yield key, f"{start}, and rollout.refill waits for them to draw more prompts; set one of them to 0"
+    if objective.advantage.scale == "batch":
+        yield (
+            key,
+            f"{start} and adds each group's when it is scored, but objective.advantage.scale = batch needs all of them at "
+            "once; set scale to group or none, or deferred to 0",
+        )
+    if config.policy.offload != "none":
+        yield (
+            key,
+            f"{start}, so that rewards and denoiser are on the device together, which policy.offload = {config.policy.offload} "
+            "is there to prevent; set one of them to its default",
         )
 
 

@@ -234,6 +234,20 @@ class RolloutConfig(Section):
         512, description="pixels. Default: ours (one transcription of the paper has 720)", json_schema_extra=_SIDES
     )
     batch_size: int = Field(8, ge=1, le=65536, description="outputs made at once; changes memory and speed only. Default: ours")
+    refill: int = Field(
+        0,
+        ge=0,
+        le=64,
+        description="dynamic sampling: rounds in which the groups whose rewards do not differ are replaced by groups of "
+        "further prompts, 0 = off. arXiv 2503.14476 (DAPO, without a bound)",
+        json_schema_extra=LATER,
+    )
+    rest_flat: bool = Field(
+        False,
+        description="draw prompts more rarely whose rewards did not differ when they last had a turn: half as often for each "
+        "such turn in a row, down to a 16th. After arXiv 2506.02177 (GRESO)",
+        json_schema_extra=LATER,
+    )
 
     @property
     def sizes(self) -> tuple[Size, ...]:
@@ -278,6 +292,14 @@ class AdvantageConfig(Section):
         "Flow-GRPO, MixGRPO, DanceGRPO, DiffusionNFT and AWM: 5",
         json_schema_extra=LATER,
     )
+    keep: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="share of each group that is trained on: those of its outputs whose advantages vary most, 1 = all. "
+        "arXiv 2504.13818 (PODS)",
+        json_schema_extra=LATER,
+    )
 
 
 class ObjectiveConfig(Section):
@@ -296,6 +318,14 @@ class ObjectiveConfig(Section):
     )
     soft_clip_eta: float | None = Field(
         3.0, gt=0, le=1000, description=f"soft bound of the advantages, eta * tanh(A / eta), null = off. {STAGE_1}"
+    )
+    deferred: int = Field(
+        0,
+        ge=0,
+        le=65536,
+        description="take the outputs' gradients while their rewards are awaited, this many of them waiting in the CPU's "
+        "memory at most (each as large as the LoRA); 0 = off. For slow rewards. After arXiv 2609.03528",
+        json_schema_extra=LATER,
     )
     advantage: AdvantageConfig = Field(default_factory=AdvantageConfig, description="how rewards become advantages")
 

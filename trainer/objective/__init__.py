@@ -6,7 +6,7 @@ whatever the inputs are; float64 stays float64. Arguments that cannot be meant r
 
 from __future__ import annotations
 
-from .advantages import combine_advantages, group_advantages, hard_clip, soft_clip, zero_variance_groups
+from .advantages import combine_advantages, down_sample, group_advantages, hard_clip, soft_clip, zero_variance_groups
 from .forward import contrast_loss, lagging_decay, matching_loss, optimality
 from .pairs import PairDraw, draw_pairs
 from .policy_loss import clip_fraction, importance_ratio, on_policy_ratio, policy_loss, simple_kl
@@ -25,6 +25,7 @@ __all__ = [
     "combine_advantages",
     "contrast_loss",
     "ddim_step",
+    "down_sample",
     "draw_pairs",
     "flow_noise",
     "flow_sde_step",

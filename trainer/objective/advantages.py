@@ -112,6 +112,27 @@ def hard_clip(advantages: Tensor, bound: float | None) -> Tensor:
     return advantages if bound is None else advantages.clamp(-bound, bound)
 
 
+def down_sample(advantages: Tensor, group_ids: Tensor | Sequence[int], share: float) -> Tensor:
+    """Advantages [B] of the outputs that tell most: of each group the `share` whose advantages vary most, the others 0.
+
+    The subset of largest variance consists of the group's best and worst (max-variance down-sampling, PODS, arXiv 2504.13818);
+    it is centred anew, so that what its outputs have in common still cancels. Outputs whose advantage is 0 already are none to
+    choose from; at least 2 of the others are kept. Raises ValueError for a share outside (0, 1].
+    """
+    if not 0 < share <= 1:
+        raise ValueError(f"share is {share}; it must lie above 0 and be at most 1")
+    kept = torch.zeros_like(advantages)
+    ids = torch.as_tensor(group_ids).to(advantages.device)
+    for group in ids.unique():
+        members = ((ids == group) & (advantages != 0)).nonzero().flatten()
+        members = members[advantages[members].argsort(stable=True)]
+        count = min(len(members), max(2, math.ceil(share * len(members))))
+        splits = [torch.cat([members[:low], members[len(members) - count + low :]]) for low in range(count + 1)]
+        best = max(splits, key=lambda chosen: float(advantages[chosen].double().var(correction=0))) if count else members
+        kept[best] = advantages[best] - advantages[best].mean()
+    return kept
+
+
 def _advantages(rewards: Tensor, group_ids: Tensor | Sequence[int], scale: str) -> Tensor:
     """`group_advantages` in float64 on the CPU."""
     if scale not in SCALES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
@@ -25,6 +26,7 @@ class ScoringPhase:
     def __init__(self, rewards: Mapping[str, Reward], *, details: bool = False) -> None:
         self._rewards, self._details = rewards, details
         self._batches: list[Future[ScoreTable]] = []
+        self._ends: list[int] = []  # how many pictures had been added with each
         self._thread = ThreadPoolExecutor(1, "vgrpo-scoring")
 
     def __enter__(self) -> ScoringPhase:
@@ -40,13 +42,21 @@ class ScoringPhase:
     def add(self, images: torch.Tensor, prompts: Sequence[Prompt]) -> None:
         """Hand over uint8[B, H, W, 3] with their B prompts; returns at once."""
         texts, metadata = [p.text for p in prompts], [p.metadata for p in prompts]
+        self._ends.append((self._ends[-1] if self._ends else 0) + len(prompts))
         self._batches.append(self._thread.submit(score_rewards, self._rewards, images, texts, metadata, details=self._details))
 
-    def result(self, check: Callable[[], None] | None = None) -> ScoreTable:
-        """Everything that was added, in that order; waits for it, and calls `check`, which may raise, twice a second meanwhile.
+    def scored(self) -> int:
+        """How many of the pictures are scored already, counted from the first one added."""
+        return max((end for end, batch in zip(self._ends, self._batches, strict=True) if batch.done()), default=0)
+
+    def result(self, check: Callable[[], None] | None = None, first: int | None = None) -> ScoreTable:
+        """Everything that was added, in that order, or its `first` pictures; waits for it, and calls `check`, which may raise,
+        twice a second meanwhile.
 
         Raises what no reward may raise: an interruption.
         """
-        while check is not None and wait(self._batches, _LOOK_S).not_done:
+        batches = self._batches if first is None else self._batches[: bisect_left(self._ends, first) + 1]
+        while check is not None and wait(batches, _LOOK_S).not_done:
             check()
-        return join([batch.result() for batch in self._batches])
+        table = join([batch.result() for batch in batches])
+        return table if first is None else table.first(first)

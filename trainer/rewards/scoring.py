@@ -6,7 +6,7 @@ A failed output is NaN (verl-omni#366: counted as 0 it poisons its group), and o
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -28,6 +28,11 @@ class ScoreTable:
     reasons: dict[str, str] = field(default_factory=dict)
     notes: list[tuple[str, str]] = field(default_factory=list)
     counts: dict[str, float] = field(default_factory=dict)
+
+    def first(self, outputs: int) -> ScoreTable:
+        """The same of the first so many pictures only."""
+        scores, details = ({name: values[:outputs] for name, values in part.items()} for part in (self.scores, self.details))
+        return replace(self, scores=scores, details=details)
 
     @property
     def failures(self) -> list[tuple[str, str]]:
