@@ -2,8 +2,7 @@
 file the moment it is done; learning rates tuned on seeds of their own; levels, ratios and their bootstrap intervals.
 
 A network evaluation is one picture through the denoiser once, with or without gradient: rollouts, theta_old, the base and the
-update all count. Seconds are the process's CPU seconds (on one thread: OMP_NUM_THREADS=1), so that several runs may share a
-machine, and those of training alone; judging on held-out prompts stands outside of both.
+update all count. Seconds are those of training alone; judging on held-out prompts stands outside of both.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from trainer.runs import write_atomic  # noqa: E402
 from trainer.setup import build_bench  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
-GRID = (1e-3, 3e-3, 1e-2)
+GRID = (3e-4, 1e-3, 3e-3, 1e-2)
 KEPT = ("surrogate/mean", "surrogate/cv", "surrogate/cv_group", "grad_norm", "ratio/max_abs_dev", "ratio/clip_frac", "kl")
 
 
@@ -64,7 +63,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Curve:
-    """One run: rows of (network evaluations, CPU seconds, held-out reward), from the untrained model on."""
+    """One run: rows of (network evaluations, seconds, held-out reward), from the untrained model on."""
 
     method: str
     lr: float
@@ -116,9 +115,9 @@ def train_to(config: RunConfig, method: Method, budget: Budget, device: torch.de
     rows, metrics = [(0.0, 0.0, judged())], {name: [] for name in KEPT}
     outputs = config.rollout.prompts_per_iteration * config.rollout.group_size
     while spent < budget.evaluations:
-        started = time.process_time()
+        started = time.perf_counter()
         result = run_iteration(learner, config, iteration, bench.train, bench.train_conditioning, bench.rewards)
-        seconds += time.process_time() - started
+        seconds += time.perf_counter() - started
         found = result.metrics
         spent += outputs * (found["nfe/behaviour"] + found["nfe/policy"])
         iteration += 1
@@ -192,8 +191,8 @@ def r_squared(x: Sequence[float], y: Sequence[float]) -> float:
 def arguments(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="folder of the finished runs; a second call goes on there")
-    parser.add_argument("--budget", type=float, default=60_000, help="network evaluations of a reported run")
-    parser.add_argument("--tuning-budget", type=float, default=30_000, help="network evaluations of a tuning run")
+    parser.add_argument("--budget", type=float, default=150_000, help="network evaluations of a reported run")
+    parser.add_argument("--tuning-budget", type=float, default=50_000, help="network evaluations of a tuning run")
     parser.add_argument("--points", type=int, default=12, help="held-out evaluations on the way")
     parser.add_argument("--prompts", type=int, default=64, help="held-out prompts")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
@@ -232,7 +231,7 @@ def study(methods: Sequence[Method], args: argparse.Namespace) -> tuple[dict[str
 def write_csv(path: Path, methods: Sequence[Method], curves: Mapping[str, Sequence[Curve]]) -> None:
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(["method", "lr", "seed", "evaluations", "cpu_seconds", "held_out_reward"])
+        writer.writerow(["method", "lr", "seed", "evaluations", "seconds", "held_out_reward"])
         for method in methods:
             for curve in curves[method.name]:
                 for evaluations, seconds, reward in curve.rows:
@@ -257,7 +256,7 @@ def picture(path: Path, methods: Sequence[Method], curves: Mapping[str, Sequence
             (drawn,) = axis.plot(at, lines.mean(0), label=method.title)
             axis.fill_between(at, lines.min(0), lines.max(0), alpha=0.15, color=drawn.get_color(), linewidth=0)
     axes[0].set(xlabel="network evaluations", ylabel="held-out reward", title=title)
-    axes[1].set(xlabel="CPU seconds of training")
+    axes[1].set(xlabel="seconds of training")
     axes[0].legend(fontsize=8)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

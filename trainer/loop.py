@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from .algorithms import VGRPO, load_algorithm
 from .algorithms.base import Algorithm, Reference
 from .config import RunConfig
-from .estimate import SurrogateEstimate
+from .estimate import NormGuard, SurrogateEstimate
 from .lora import LoraAdapter, LoraFactors
 from .memory import UPDATE
 from .objective import (
@@ -20,8 +20,14 @@ from .objective import (
     combine_advantages,
     draw_pairs,
     hard_clip,
+    is_uniform,
+    lean_at,
+    noise_share,
     policy_loss,
+    scored,
+    simplex_advantages,
     soft_clip,
+    timestep_weights,
     zero_variance_groups,
 )
 from .optimization import GuardedStepper, learning_rate, move_optimizer, update_average
@@ -128,14 +134,17 @@ def run_iteration(
     weights = config.reward_weights()
     trained = shape_all(scores.scores, config.reward_shapes())
     advantages = combine_advantages(trained, weights, rollout.group_ids, objective.advantage.combine, objective.advantage.scale)
+    counted = scored(trained, weights)
+    advantages = simplex_advantages(advantages, rollout.group_ids, objective.advantage.simplex, counted)
     advantages = hard_clip(soft_clip(advantages, objective.soft_clip_eta), algorithm.setting("objective.advantage.clip"))
     advantages = advantages.float()  # some devices have no float64
 
     # N_MC pairs (t_j, eps_j), shared by the group.
     grids = {size: policy.noise_levels(sampling.at(size)) for size in dict.fromkeys(pick.size for pick in picks)}
     rollout_evaluations = max(evaluations for _, evaluations in grids.values())  # the size changes the levels, not the steps
+    levels = torch.stack([grids[pick.size][0] for pick in picks])
     draw = draw_pairs(
-        torch.stack([grids[pick.size][0] for pick in picks]),
+        levels,
         config.surrogate.pairs,
         config.surrogate.share,
         seed,
@@ -144,6 +153,7 @@ def run_iteration(
         config.rollout.group_size,
         config.surrogate.stratified,
     )
+    draw = _weighted(draw, levels, policy, config, iteration)
     estimate = algorithm.estimate(rollout, draw, advantages)
 
     with _timed(clock, "update"):
@@ -175,6 +185,7 @@ class _Old:
     """What a minibatch is compared with: theta_old's losses, and predictions for the KL, where the algorithm asks for them."""
 
     reference: Reference
+    guard: NormGuard | None
     rows: int  # at most so many rows at once: in half precision the losses hold for theta in the same batches only
     evaluations: int
 
@@ -185,10 +196,21 @@ class _Step:
     ratio: torch.Tensor | None  # [M], or [M, J] of an algorithm with a ratio a step
     clipped: float
     kl: float
+    norm_excess: float | None  # None without a norm guard
     grad_norm: float
     skipped: str | None
     evaluations: int
     evaluations_old: int  # of the behaviour policy, beside theta's
+
+
+def _weighted(draw: PairDraw, levels: torch.Tensor, policy: Policy, config: RunConfig, iteration: int) -> PairDraw:
+    """The draw with the weights of its levels. levels: [P, S], the grid of each prompt group."""
+    weight = config.surrogate.timestep_weight
+    if is_uniform(weight.start, weight.end):
+        return draw
+    lean = lean_at(weight.start, weight.end, weight.schedule, iteration, config.iterations)
+    share, grid = (noise_share(*policy.coefficients(policy.visible_time(t))) for t in (draw.t, levels))
+    return replace(draw, weights=timestep_weights(share, grid.repeat_interleave(config.rollout.group_size, 0), lean).float())
 
 
 def _minibatches(advantages: torch.Tensor, size_ids: torch.Tensor, config: RunConfig, iteration: int) -> list[torch.Tensor]:
@@ -215,7 +237,8 @@ def _measured_old(
 ) -> _Old:
     def measure(rows: int) -> _Old:
         estimate.batch_size, estimate.evaluations = rows, 0
-        return _Old(algorithm.reference(estimate, outputs, behaviour), rows, estimate.evaluations)
+        reference, guard = algorithm.reference(estimate, outputs, behaviour), algorithm.norm_guard(estimate, outputs)
+        return _Old(reference, guard, rows, estimate.evaluations)
 
     return learner.policy.batches.attempt(UPDATE, _rows(estimate, algorithm.config, outputs), measure)
 
@@ -244,14 +267,15 @@ def _gradient_step(
         if old.rows != rows:
             old = _measured_old(learner, algorithm, estimate, outputs, behaviour)
         estimate.batch_size, estimate.evaluations, estimate.evaluations_old = rows, 0, 0
-        return estimate.backward(outputs, loss_of, algorithm.kl_coef(), old.reference.predictions)
+        return estimate.backward(outputs, loss_of, algorithm.kl_coef(), old.reference.predictions, old.guard)
 
     losses, kl = learner.policy.batches.attempt(UPDATE, _rows(estimate, algorithm.config, outputs), gradient)
     ratio = algorithm.ratio(losses, old.reference.losses)
     clipped = 0.0 if ratio is None else algorithm.clipped(ratio, chosen)
     outcome = learner.stepper.step(loss_finite=bool(torch.isfinite(losses).all()))
     spent = estimate.evaluations, estimate.evaluations_old
-    return _Step(losses, ratio, clipped, kl, outcome.grad_norm, outcome.skipped, *spent), old
+    excess = None if old.guard is None else estimate.norm_excess
+    return _Step(losses, ratio, clipped, kl, excess, outcome.grad_norm, outcome.skipped, *spent), old
 
 
 def _metrics(
@@ -293,6 +317,8 @@ def _metrics(
             metrics["ratio/noise"] = float((steps[0].ratio - 1).abs().max())
             metrics["ratio/clip_frac"] = sum(s.clipped for s in steps) / len(steps)
         metrics["kl"] = sum(s.kl for s in steps) / len(steps)
+        if steps[0].norm_excess is not None:
+            metrics["norm_guard"] = sum(s.norm_excess for s in steps) / len(steps)
         metrics["grad_norm"] = max(s.grad_norm for s in steps)
     metrics["steps/taken"] = float(sum(s.skipped is None for s in steps))
     metrics["steps/skipped"] = float(sum(s.skipped is not None for s in steps))

@@ -132,6 +132,7 @@ def test_the_digest_is_that_of_the_canonical_json_in_every_process():
         del data["policy"][later]
     del data["evaluation"]["width"], data["evaluation"]["height"]
     del data["algorithm"], data["trajectory"], data["forward"], data["objective"]["advantage"]["clip"]
+    del data["surrogate"]["timestep_weight"], data["objective"]["norm_guard"], data["objective"]["advantage"]["simplex"]
     canonical = json.dumps(data, sort_keys=True, separators=(",", ":"))
     assert config.digest() == hashlib.sha256(canonical.encode()).hexdigest()[:12]
     code = f"from trainer.config import load_config; print(load_config({small()!r}).digest())"

@@ -41,6 +41,7 @@ def refusals(config: RunConfig) -> Iterator[tuple[str, str]]:
     yield from _of_the_algorithm(config)
     yield from _of_the_memory(config)
     yield from _of_the_sizes(config)
+    yield from _beyond_the_paper(config)
     if config.surrogate.guidance == "same" and rollout.guidance == 1:
         yield (
             "surrogate.guidance",
@@ -175,9 +176,34 @@ def _of_the_algorithm(config: RunConfig) -> Iterator[tuple[str, str]]:
 
 
 def _value_and_default(config: RunConfig, key: str) -> tuple[object, object]:
-    section, _, name = key.partition(".")
-    inner = getattr(config, section)
+    *sections, name = key.split(".")
+    inner = config
+    for section in sections:
+        inner = getattr(inner, section)
     return getattr(inner, name), type(inner).model_fields[name].default
+
+
+def _beyond_the_paper(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """Options that can't act as they are set, or have no formula for this base."""
+    weight, guard = config.surrogate.timestep_weight, config.objective.norm_guard
+    if weight.schedule != "linear" and weight.end in (None, weight.start):
+        yield (
+            "surrogate.timestep_weight.schedule",
+            f"surrogate.timestep_weight.schedule = {weight.schedule} can never act: the lean is {weight.start:g} throughout; "
+            "set surrogate.timestep_weight.end to another one than start, or leave the schedule at linear",
+        )
+    if guard.margin and not guard.weight:
+        yield (
+            "objective.norm_guard.margin",
+            f"objective.norm_guard.margin = {guard.margin:g} can never act with objective.norm_guard.weight = 0; set the "
+            "weight, or leave the margin at 0",
+        )
+    if guard.weight and FAMILIES[config.policy.family].kind != "flow":
+        yield (
+            "objective.norm_guard.weight",
+            f"objective.norm_guard.weight = {guard.weight:g}: the guard is on the velocity of a rectified flow "
+            f"(arXiv 2606.27771), and family {config.policy.family} has none; set it to 0",
+        )
 
 
 def _of_the_memory(config: RunConfig) -> Iterator[tuple[str, str]]:

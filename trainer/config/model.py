@@ -19,6 +19,7 @@ from ..prompts import Prompt, load_prompts
 from ..rewards.shaping import Shape
 from ..sizes import Size, paired
 from . import fields
+from .beyond import NormGuardConfig, TimestepWeightConfig
 from .checks import refusals, warnings
 from .each import Each
 from .later import LATER, without_later
@@ -261,6 +262,9 @@ class SurrogateConfig(Section):
         le=65536,
         description="(output, pair) rows in one forward or backward pass; changes memory and speed only. Default: ours",
     )
+    timestep_weight: TimestepWeightConfig = Field(
+        default_factory=TimestepWeightConfig, description="weight of a pair by its noise level", json_schema_extra=LATER
+    )
 
 
 class AdvantageConfig(Section):
@@ -276,6 +280,14 @@ class AdvantageConfig(Section):
         le=1000,
         description="hard bound of the advantages, null = off, but 5 in diffusion_nft and awm, which scale by it. The code of "
         "Flow-GRPO, MixGRPO, DanceGRPO, DiffusionNFT and AWM: 5",
+        json_schema_extra=LATER,
+    )
+    simplex: float | None = Field(
+        None,
+        gt=0,
+        le=1000,
+        description="projects each group's advantages onto the simplex so that none is under minus this and their mean stays "
+        "0, null = off. After arXiv 2609.33444, the formula is ours",
         json_schema_extra=LATER,
     )
 
@@ -298,6 +310,9 @@ class ObjectiveConfig(Section):
         3.0, gt=0, le=1000, description=f"soft bound of the advantages, eta * tanh(A / eta), null = off. {STAGE_1}"
     )
     advantage: AdvantageConfig = Field(default_factory=AdvantageConfig, description="how rewards become advantages")
+    norm_guard: NormGuardConfig = Field(
+        default_factory=NormGuardConfig, description="hinge on the velocity's norm against the base", json_schema_extra=LATER
+    )
 
 
 class OptimizerConfig(Section):
