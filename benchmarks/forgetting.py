@@ -7,8 +7,8 @@
 Two lessons. `objects`: prompts with one kind of object are trained on by the `scene` reward, held-out prompts with two kinds
 are watched. `colour`: the `colorfulness` reward alone is trained on, and `scene` is watched on all held-out prompts, which
 nothing asks to keep. Each with the demo's settings but smaller iterations, and three weights of the KL to theta_old. Judged
-every second iteration, which counts for nothing. A KL also slows the learning, so the last column compares at one gain: the most that
-every weight reaches, read off the mean over seeds where it is first reached.
+every second iteration, which counts for nothing. A KL also slows the learning, so the last column compares at one gain: the
+most that every weight reaches, read off the mean over seeds where it is first reached.
 """
 
 from __future__ import annotations

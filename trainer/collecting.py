@@ -12,7 +12,7 @@ import torch
 from .algorithms.base import Algorithm
 from .dynamic_sampling import PromptMemory, first_picks, spare_picks
 from .lora import LoraFactors
-from .objective import combine_advantages, down_sample, hard_clip, soft_clip
+from .objective import combine_advantages, down_sample, hard_clip, scored, simplex_advantages, soft_clip
 from .policies.base import Conditioning, Sampling
 from .prompts import Prompt
 from .rewards.phase import ScoringPhase
@@ -87,7 +87,7 @@ def collect(
                 before = more if before is None else before.joined(more)
         return before
 
-    def scored(picks: list[PromptPick], rollout: Rollout) -> Collected:
+    def judged(picks: list[PromptPick], rollout: Rollout) -> Collected:
         with timed(clock, "reward"):
             scores = scoring.result(on_step)
         trained, advantages = advantages_of(algorithm, scores, rollout.group_ids)
@@ -97,7 +97,7 @@ def collect(
     rollout = sampled(picks, None)
     if ahead is not None:
         ahead(picks, rollout)
-    found = scored(picks, rollout)
+    found = judged(picks, rollout)
     for turn in range(1, config.rollout.refill + 1):
         missing = wanted - found.useful.count(True)
         # Where a reward could score none of the newest outputs, it could not score more of them either.
@@ -108,7 +108,7 @@ def collect(
             break
         if not (picks := spare_picks(prompts, missing, config.seed, iteration, sizes, memory, taken, turn)):
             break
-        found = scored([*found.picks, *picks], sampled(picks, found.rollout))
+        found = judged([*found.picks, *picks], sampled(picks, found.rollout))
     return found
 
 
@@ -120,6 +120,7 @@ def advantages_of(
     trained = shape_all(scores.scores, config.reward_shapes())
     weights = config.reward_weights()
     advantages = combine_advantages(trained, weights, group_ids, objective.advantage.combine, objective.advantage.scale)
+    advantages = simplex_advantages(advantages, group_ids, objective.advantage.simplex, scored(trained, weights))
     advantages = hard_clip(soft_clip(advantages, objective.soft_clip_eta), algorithm.setting("objective.advantage.clip"))
     if objective.advantage.keep < 1:
         advantages = down_sample(advantages, group_ids, objective.advantage.keep)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -13,14 +13,18 @@ from .collecting import collect, timed
 from .config import RunConfig
 from .deferred import Deferred, defer
 from .dynamic_sampling import PromptMemory
-from .estimate import SurrogateEstimate
+from .estimate import NormGuard, SurrogateEstimate
 from .lora import LoraAdapter, LoraFactors
 from .memory import UPDATE
 from .objective import (
     PairDraw,
     draw_pairs,
+    is_uniform,
+    lean_at,
+    noise_share,
     on_policy_ratio,
     policy_loss,
+    timestep_weights,
     zero_variance_groups,
 )
 from .optimization import GuardedStepper, learning_rate, move_optimizer, update_average
@@ -183,8 +187,9 @@ def draw_for(config: RunConfig, policy: Policy, picks: Sequence[PromptPick], ite
     """N_MC pairs (t_j, eps_j) for the outputs of each pick."""
     sampling = sampling_of(config)
     grids = {size: policy.noise_levels(sampling.at(size))[0] for size in dict.fromkeys(pick.size for pick in picks)}
-    return draw_pairs(
-        torch.stack([grids[pick.size] for pick in picks]),
+    levels = torch.stack([grids[pick.size] for pick in picks])
+    draw = draw_pairs(
+        levels,
         config.surrogate.pairs,
         config.surrogate.share,
         config.seed,
@@ -193,6 +198,7 @@ def draw_for(config: RunConfig, policy: Policy, picks: Sequence[PromptPick], ite
         config.rollout.group_size,
         config.surrogate.stratified,
     )
+    return _weighted(draw, levels, policy, config, iteration)
 
 
 @dataclass(frozen=True)
@@ -200,6 +206,7 @@ class _Old:
     """What a minibatch is compared with: theta_old's losses, and predictions for the KL, where the algorithm asks for them."""
 
     reference: Reference
+    guard: NormGuard | None
     rows: int  # at most so many rows at once: in half precision the losses hold for theta in the same batches only
     evaluations: int
 
@@ -210,10 +217,21 @@ class _Step:
     ratio: torch.Tensor | None  # [M], or [M, J] of an algorithm with a ratio a step
     clipped: float
     kl: float
+    norm_excess: float | None  # None without a norm guard
     grad_norm: float
     skipped: str | None
     evaluations: int
     evaluations_old: int  # of the behaviour policy, beside theta's
+
+
+def _weighted(draw: PairDraw, levels: torch.Tensor, policy: Policy, config: RunConfig, iteration: int) -> PairDraw:
+    """The draw with the weights of its levels. levels: [P, S], the grid of each prompt group."""
+    weight = config.surrogate.timestep_weight
+    if is_uniform(weight.start, weight.end):
+        return draw
+    lean = lean_at(weight.start, weight.end, weight.schedule, iteration, config.iterations)
+    share, grid = (noise_share(*policy.coefficients(policy.visible_time(t))) for t in (draw.t, levels))
+    return replace(draw, weights=timestep_weights(share, grid.repeat_interleave(config.rollout.group_size, 0), lean).float())
 
 
 def _minibatches(advantages: torch.Tensor, size_ids: torch.Tensor, config: RunConfig, iteration: int) -> list[torch.Tensor]:
@@ -242,7 +260,8 @@ def _measured_old(
 ) -> _Old:
     def measure(rows: int) -> _Old:
         estimate.batch_size, estimate.evaluations = rows, 0
-        return _Old(algorithm.reference(estimate, outputs, behaviour), rows, estimate.evaluations)
+        reference, guard = algorithm.reference(estimate, outputs, behaviour), algorithm.norm_guard(estimate, outputs)
+        return _Old(reference, guard, rows, estimate.evaluations)
 
     return learner.policy.batches.attempt(UPDATE, _rows(estimate, algorithm.config, outputs), measure)
 
@@ -271,14 +290,15 @@ def _gradient_step(
         if old.rows != rows:
             old = _measured_old(learner, algorithm, estimate, outputs, behaviour)
         estimate.batch_size, estimate.evaluations, estimate.evaluations_old = rows, 0, 0
-        return estimate.backward(outputs, loss_of, algorithm.kl_coef(), old.reference.predictions)
+        return estimate.backward(outputs, loss_of, algorithm.kl_coef(), old.reference.predictions, old.guard)
 
     losses, kl = learner.policy.batches.attempt(UPDATE, _rows(estimate, algorithm.config, outputs), gradient)
     ratio = algorithm.ratio(losses, old.reference.losses)
     clipped = 0.0 if ratio is None else algorithm.clipped(ratio, chosen)
     outcome = learner.stepper.step(loss_finite=bool(torch.isfinite(losses).all()))
     spent = estimate.evaluations, estimate.evaluations_old
-    return _Step(losses, ratio, clipped, kl, outcome.grad_norm, outcome.skipped, *spent), old
+    excess = None if old.guard is None else estimate.norm_excess
+    return _Step(losses, ratio, clipped, kl, excess, outcome.grad_norm, outcome.skipped, *spent), old
 
 
 def _deferred_step(learner: Learner, deferred: Deferred, outputs: torch.Tensor) -> _Step:
@@ -286,7 +306,7 @@ def _deferred_step(learner: Learner, deferred: Deferred, outputs: torch.Tensor) 
     deferred.put(learner.adapter.parameters(), 1 / len(outputs))
     losses = deferred.losses[outputs]
     outcome = learner.stepper.step(loss_finite=bool(torch.isfinite(losses).all()))
-    return _Step(losses, on_policy_ratio(losses), 0.0, 0.0, outcome.grad_norm, outcome.skipped, 0, 0)
+    return _Step(losses, on_policy_ratio(losses), 0.0, 0.0, None, outcome.grad_norm, outcome.skipped, 0, 0)
 
 
 def _metrics(
@@ -328,6 +348,8 @@ def _metrics(
             metrics["ratio/noise"] = float((steps[0].ratio - 1).abs().max())
             metrics["ratio/clip_frac"] = sum(s.clipped for s in steps) / len(steps)
         metrics["kl"] = sum(s.kl for s in steps) / len(steps)
+        if steps[0].norm_excess is not None:
+            metrics["norm_guard"] = sum(s.norm_excess for s in steps) / len(steps)
         metrics["grad_norm"] = max(s.grad_norm for s in steps)
     metrics["steps/taken"] = float(sum(s.skipped is None for s in steps))
     metrics["steps/skipped"] = float(sum(s.skipped is not None for s in steps))

@@ -57,7 +57,8 @@ def test_the_traits_speak_of_keys_that_exist():
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (("algorithm=grpo",), "algorithm = grpo; allowed: one of vgrpo, flow_grpo, mix_grpo, dance_grpo, diffusion_nft, awm"),
+        (("algorithm=grpo",), "algorithm = grpo; allowed: one of vgrpo, flow_grpo, mix_grpo, dance_grpo, diffusion_nft, awm, "
+         "rvm"),
         (("forward.strength=0.1",), "forward.strength = 0.1 can never act with algorithm = vgrpo; leave it at 1.0, or choose "
          "another algorithm (diffusion_nft)"),
         (("algorithm=diffusion_nft", "objective.gradient_steps=2", "objective.clip_eps=0.01"),
@@ -73,7 +74,7 @@ def test_the_traits_speak_of_keys_that_exist():
         (("algorithm=flow_grpo", "rollout.steps=1"), "rollout.steps = 1: flow_grpo needs at least 2"),
         (("algorithm=flow_grpo", "rollout.guidance=4.5"), "surrogate.guidance = none: flow_grpo scores the very steps"),
         (("algorithm=mix_grpo", "policy.family=sdxl"), "algorithm = mix_grpo: MixGRPO (arXiv 2507.21802) is for rectified "
-         "flows, and family sdxl is none; allowed: vgrpo, dance_grpo, diffusion_nft, awm"),
+         "flows, and family sdxl is none; allowed: vgrpo, dance_grpo, diffusion_nft, awm, rvm"),
         (("algorithm=dance_grpo", "objective.clip_eps=1e-4"), "can never act with objective.gradient_steps = 1"),
     ],
 )  # fmt: skip
@@ -88,7 +89,7 @@ def test_the_kl_to_the_base_acts_in_a_single_step(name):
 
 
 def test_a_base_that_the_paper_covers_is_taken():
-    for name in ("dance_grpo", "diffusion_nft", "awm"):
+    for name in ("dance_grpo", "diffusion_nft", "awm", "rvm"):
         load(f"algorithm={name}", "policy.family=sd15")
 
 

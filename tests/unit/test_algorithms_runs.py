@@ -22,7 +22,7 @@ LAG = {"lag_rate": 0.2, "lag_most": 0.9}
 
 def plan(name):
     """Two gradient steps, everything that the algorithm carries along, and a window that moves."""
-    clip = {} if name == "diffusion_nft" else {"clip_eps": 0.01}
+    clip = {} if "objective.clip_eps" in ALGORITHMS[name].idle else {"clip_eps": 0.01}
     return {
         "algorithm": name,
         "objective": {"gradient_steps": 2, "kl_coef": 0.1, **clip},
@@ -81,6 +81,7 @@ LEARNS = {
     "dance_grpo": {"trajectory": {"noise": 0.7}},
     "diffusion_nft": {},
     "awm": {},
+    "rvm": {},
 }
 
 

@@ -12,6 +12,7 @@ from tests.allocations import peak_of
 from tests.real_phases import phases_config, real_phases
 from tests.tiny_families import make_folder
 from trainer.config import FAMILIES, load_config
+from trainer.config.beyond import NormGuardConfig
 from trainer.errors import UserError
 from trainer.families import FAMILIES as BY_NAME
 from trainer.planning.blueprint import blueprint_of
@@ -128,6 +129,14 @@ def test_rank_optimiser_and_average_change_what_is_trained(tiny_sd3, planner):
     assert phases(planner.plan(changed(config, "optimizer", name="sgd")))[UPDATE].trained == base - 2 * factors
     small = phases(planner.plan(changed(config, "optimizer", name="adamw8bit")))[UPDATE].trained
     assert base - 2 * factors < small < base - factors
+
+
+def test_the_norm_guard_asks_the_base_once_more(tiny_sd3, planner):
+    config = config_of(tiny_sd3)
+    guarded = changed(config, "objective", norm_guard=NormGuardConfig(weight=1.0))
+    base, more = phases(planner.plan(config)), phases(planner.plan(guarded))
+    assert more[OLD].evaluations == 2 * base[OLD].evaluations and more[OLD].flops == 2 * base[OLD].flops
+    assert more[OLD].tensors == base[OLD].tensors and more[UPDATE] == base[UPDATE]
 
 
 def test_guidance_by_two_passes_doubles_evaluations_and_work(tiny_sd3, planner):

@@ -22,6 +22,14 @@ _LAG = ("forward.lag_after", "forward.lag_rate", "forward.lag_most")
 _LAG_KL, _STRENGTH, _POWER = ("forward.lag_kl_coef",), ("forward.strength",), ("forward.power",)
 _CLIP = ("objective.clip_eps",)
 _DEFERRED = ("objective.deferred",)
+# What acts on outputs that are noised anew, and not on the rollout's own steps.
+_NOISED = (
+    "surrogate.timestep_weight.start",
+    "surrogate.timestep_weight.end",
+    "surrogate.timestep_weight.schedule",
+    "objective.norm_guard.weight",
+    "objective.norm_guard.margin",
+)
 
 
 @dataclass(frozen=True)
@@ -65,7 +73,7 @@ ALGORITHMS: dict[str, Traits] = {
             "Flow-GRPO",
             "arXiv 2505.05470",
             "flow_grpo:FlowGRPO",
-            idle=_PAIRS + _WINDOW + _LAG + _LAG_KL + _STRENGTH + _POWER + _DEFERRED,
+            idle=_PAIRS + _NOISED + _WINDOW + _LAG + _LAG_KL + _STRENGTH + _POWER + _DEFERRED,
             trajectory=True,
             kinds=("flow",),
             samplers=("euler",),
@@ -76,7 +84,7 @@ ALGORITHMS: dict[str, Traits] = {
             "MixGRPO",
             "arXiv 2507.21802",
             "mix_grpo:MixGRPO",
-            idle=(*_PAIRS, "trajectory.share", *_LAG, *_LAG_KL, *_STRENGTH, *_POWER, *_DEFERRED),
+            idle=(*_PAIRS, *_NOISED, "trajectory.share", *_LAG, *_LAG_KL, *_STRENGTH, *_POWER, *_DEFERRED),
             trajectory=True,
             kinds=("flow",),
             samplers=("euler", "dpmsolver++"),
@@ -87,7 +95,7 @@ ALGORITHMS: dict[str, Traits] = {
             "DanceGRPO",
             "arXiv 2505.07818",
             "dance_grpo:DanceGRPO",
-            idle=_PAIRS + _WINDOW + _LAG + _LAG_KL + _STRENGTH + _POWER + _DEFERRED,
+            idle=_PAIRS + _NOISED + _WINDOW + _LAG + _LAG_KL + _STRENGTH + _POWER + _DEFERRED,
             trajectory=True,
             samplers=("euler",),
             own={"trajectory.noise": 0.3, "trajectory.share": 0.6, "trajectory.same_start": True},
@@ -109,6 +117,13 @@ ALGORITHMS: dict[str, Traits] = {
             idle=(*_TRAJECTORY, *_WINDOW, "surrogate.weighting", *_STRENGTH, *_DEFERRED),
             lags=True,
             own={"objective.advantage.clip": 5.0, "forward.lag_most": 0.3, "forward.lag_kl_coef": 1.0},
+        ),
+        Traits(
+            "rvm",
+            "RVM",
+            "arXiv 2608.23664",
+            "rvm:RVM",
+            idle=(*_TRAJECTORY, *_WINDOW, *_LAG, *_LAG_KL, *_STRENGTH, *_POWER, *_CLIP, "surrogate.weighting", *_DEFERRED),
         ),
     )
 }

@@ -17,6 +17,8 @@ from .lagging import follow
 class MatchingEstimate(SurrogateEstimate):
     """AWM's loss of every (output, pair) row."""
 
+    compares_velocity = True
+
     def __init__(self, algorithm: AWM, rollout: Rollout, draw: PairDraw) -> None:
         super().__init__(*algorithm.estimate_arguments(rollout, draw))
         self.power = algorithm.config.forward.power

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from ..estimate import SurrogateEstimate
+from ..estimate import NormGuard, SurrogateEstimate
 from ..lora import LoraFactors
 from ..objective import PairDraw, clip_fraction, importance_ratio, on_policy_ratio
 from ..rollout import Rollout, sample_groups
@@ -95,6 +95,14 @@ class Algorithm(ABC):
             return None
         with self.learner.adapter.using(behaviour):
             return estimate.values(outputs)[0]
+
+    def norm_guard(self, estimate: SurrogateEstimate, outputs: torch.Tensor) -> NormGuard | None:
+        """For a minibatch, before the first gradient step: how long the base's velocities are, where the guard is on."""
+        guard = self.config.objective.norm_guard
+        if not guard.weight:
+            return None
+        with self.learner.adapter.disabled():
+            return NormGuard(guard.weight, guard.margin, estimate.velocity_norms(outputs))
 
     def kl_coef(self) -> float:
         """The weight of the KL to the reference's predictions."""

@@ -20,6 +20,8 @@ from .lagging import follow
 class ContrastEstimate(SurrogateEstimate):
     """The contrast of every (output, pair) row. The behaviour policy is asked in the very same row batches."""
 
+    compares_velocity = True
+
     def __init__(self, algorithm: DiffusionNFT, rollout: Rollout, draw: PairDraw, r: torch.Tensor) -> None:
         """r: float32 [B] in [0, 1], how good each output is."""
         super().__init__(*algorithm.estimate_arguments(rollout, draw))

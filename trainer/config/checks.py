@@ -50,6 +50,7 @@ def refusals(config: RunConfig) -> Iterator[tuple[str, str]]:
                 f"{key} = {show(value)} can never act: an iteration takes all {len(config.prompts.train)} of prompts.train, so "
                 "there is none to draw instead; add prompts, or lower rollout.prompts_per_iteration",
             )
+    yield from _beyond_the_paper(config)
     if config.surrogate.guidance == "same" and rollout.guidance == 1:
         yield (
             "surrogate.guidance",
@@ -99,6 +100,8 @@ def _of_deferred(config: RunConfig) -> Iterator[tuple[str, str]]:
         )
     if objective.advantage.keep < 1:
         yield key, f"{start}, and objective.advantage.keep chooses the outputs by their rewards; set one of them to its default"
+    if objective.norm_guard.weight:
+        yield key, f"{start}, and objective.norm_guard adds a gradient of its own; set one of them to 0"
     if config.rollout.refill:
         yield key, f"{start}, and rollout.refill waits for them to draw more prompts; set one of them to 0"
     if objective.advantage.scale == "batch":
@@ -214,9 +217,34 @@ def _of_the_algorithm(config: RunConfig) -> Iterator[tuple[str, str]]:
 
 
 def _value_and_default(config: RunConfig, key: str) -> tuple[object, object]:
-    section, _, name = key.partition(".")
-    inner = getattr(config, section)
+    *sections, name = key.split(".")
+    inner = config
+    for section in sections:
+        inner = getattr(inner, section)
     return getattr(inner, name), type(inner).model_fields[name].default
+
+
+def _beyond_the_paper(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """Options that can't act as they are set, or have no formula for this base."""
+    weight, guard = config.surrogate.timestep_weight, config.objective.norm_guard
+    if weight.schedule != "linear" and weight.end in (None, weight.start):
+        yield (
+            "surrogate.timestep_weight.schedule",
+            f"surrogate.timestep_weight.schedule = {weight.schedule} can never act: the lean is {weight.start:g} throughout; "
+            "set surrogate.timestep_weight.end to another one than start, or leave the schedule at linear",
+        )
+    if guard.margin and not guard.weight:
+        yield (
+            "objective.norm_guard.margin",
+            f"objective.norm_guard.margin = {guard.margin:g} can never act with objective.norm_guard.weight = 0; set the "
+            "weight, or leave the margin at 0",
+        )
+    if guard.weight and FAMILIES[config.policy.family].kind != "flow":
+        yield (
+            "objective.norm_guard.weight",
+            f"objective.norm_guard.weight = {guard.weight:g}: the guard is on the velocity of a rectified flow "
+            f"(arXiv 2606.27771), and family {config.policy.family} has none; set it to 0",
+        )
 
 
 def _of_the_memory(config: RunConfig) -> Iterator[tuple[str, str]]:

@@ -19,6 +19,7 @@ from ..prompts import Prompt, load_prompts
 from ..rewards.shaping import Shape
 from ..sizes import Size, paired
 from . import fields
+from .beyond import NormGuardConfig, TimestepWeightConfig
 from .checks import refusals, warnings
 from .each import Each
 from .later import LATER, without_later
@@ -275,6 +276,9 @@ class SurrogateConfig(Section):
         le=65536,
         description="(output, pair) rows in one forward or backward pass; changes memory and speed only. Default: ours",
     )
+    timestep_weight: TimestepWeightConfig = Field(
+        default_factory=TimestepWeightConfig, description="weight of a pair by its noise level", json_schema_extra=LATER
+    )
 
 
 class AdvantageConfig(Section):
@@ -298,6 +302,14 @@ class AdvantageConfig(Section):
         le=1,
         description="share of each group that is trained on: those of its outputs whose advantages vary most, 1 = all. "
         "arXiv 2504.13818 (PODS)",
+        json_schema_extra=LATER,
+    )
+    simplex: float | None = Field(
+        None,
+        gt=0,
+        le=1000,
+        description="projects each group's advantages onto the simplex so that none is under minus this and their mean stays "
+        "0, null = off. After arXiv 2609.33444, the formula is ours",
         json_schema_extra=LATER,
     )
 
@@ -328,6 +340,9 @@ class ObjectiveConfig(Section):
         json_schema_extra=LATER,
     )
     advantage: AdvantageConfig = Field(default_factory=AdvantageConfig, description="how rewards become advantages")
+    norm_guard: NormGuardConfig = Field(
+        default_factory=NormGuardConfig, description="hinge on the velocity's norm against the base", json_schema_extra=LATER
+    )
 
 
 class OptimizerConfig(Section):

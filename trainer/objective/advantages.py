@@ -82,9 +82,7 @@ def combine_advantages(
         raise ValueError("rewards differ in shape: " + ", ".join(f"{name} {list(r.shape)}" for name, r in rewards.items()))
     first = next(iter(rewards.values()))
     used = {name: _to_float64(reward) for name, reward in rewards.items() if weights[name] != 0}
-    failed = torch.zeros(first.shape, dtype=torch.bool)
-    for reward in used.values():
-        failed |= ~torch.isfinite(reward)
+    failed = ~scored(rewards, weights)
     total = torch.zeros(first.shape, dtype=torch.float64)
     for name, reward in used.items():
         reward = reward.masked_fill(failed, math.nan)
@@ -92,6 +90,15 @@ def combine_advantages(
     if combine == "sum_then_normalize":
         total = _advantages(total, group_ids, scale)
     return total.to(_result_dtype(*rewards.values())).to(first.device)
+
+
+def scored(rewards: Mapping[str, Tensor], weights: Mapping[str, float]) -> Tensor:
+    """bool [B] on the CPU: the outputs that every reward of a weight other than 0 has scored."""
+    good = torch.ones(next(iter(rewards.values())).shape, dtype=torch.bool)
+    for name, reward in rewards.items():
+        if weights[name] != 0:
+            good &= torch.isfinite(reward).cpu()
+    return good
 
 
 def soft_clip(advantages: Tensor, eta: float | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Losses of the methods that train on the forward process: noised outputs, no trajectory (DiffusionNFT, AWM)."""
+"""Losses of the methods that train on the forward process: noised outputs, no trajectory (DiffusionNFT, AWM, RVM)."""
 
 from __future__ import annotations
 
@@ -59,6 +59,22 @@ def matching_loss(x_pred: Tensor, x0: Tensor, t: Tensor, b_t: Tensor, power: flo
         return level * square
     floor = torch.as_tensor(_ROOT_FLOOR, dtype=square.dtype, device=square.device)
     return level * ((square + floor) ** power - floor**power) / power
+
+
+def velocity_matching_loss(x_pred: Tensor, x0: Tensor, advantages: Tensor, b_t: Tensor) -> Tensor:
+    """RVM's loss [B] (arXiv 2608.23664, by the formula of its port in FastVideo): a velocity's way to a target held still.
+
+    v* = stop_gradient(v - A (v - v0)), loss = mean((v - v*)^2) / 2, with v0 that of the output. The gradient is that of
+    A mean((v - v0)^2) / 2, whose value would have no lower bound for A < 0. Errors in v are errors in x over b_t.
+
+    Args:
+        x_pred: [B, ...]. x0: [B, ...]. advantages: [B]. b_t: [B], above 0.
+    """
+    same_shape(x_pred, "x_pred", x0, "x0")
+    x_pred, x0, advantages = at_least_float32(x_pred, x0, advantages.detach())
+    now = x_pred.detach()
+    target = now - per_output(advantages, "advantages", now) * (now - x0)
+    return surrogate(x_pred, target, "v", torch.ones_like(b_t), b_t) / 2
 
 
 def lagging_decay(steps: int, after: int, rate: float, most: float) -> float:

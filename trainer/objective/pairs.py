@@ -25,12 +25,14 @@ class PairDraw:
 
     t: float32 [P*G, J] on the CPU, the noise level of each output's J pairs.
     owners: for each output the seed parts that its draws come from; outputs with equal owners share t and noise.
+    weights: float32 [P*G, J] on the CPU, how much the loss of each pair counts; None = 1.
     """
 
     t: Tensor
     run_seed: int
     iteration: int
     owners: tuple[tuple[GroupKey, ...], ...] = field(repr=False)
+    weights: Tensor | None = None
 
     @property
     def pairs(self) -> int:

@@ -27,6 +27,13 @@ def clean_from_velocity(z: Tensor, v: Tensor, t: float | Tensor) -> Tensor:
     return z - per_output(t, "t", z) * v
 
 
+def velocity_from_clean(z: Tensor, x: Tensor, t: float | Tensor) -> Tensor:
+    """`(z - x) / t` [B, ...], for rectified flow: the inverse of `clean_from_velocity`. ValueError where t is 0."""
+    same_shape(z, "z", x, "x")
+    z, x = at_least_float32(z, x)
+    return (z - x) / nonzero(per_output(t, "t", z), "t", "the finished output has no noise to move away from")
+
+
 def clean_from_eps(z: Tensor, eps: Tensor, a: float | Tensor, b: float | Tensor) -> Tensor:
     """`(z - b eps) / a` [B, ...], for a network that predicts the noise. ValueError where a is 0 (pure noise)."""
     same_shape(z, "z", eps, "eps")

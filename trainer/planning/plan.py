@@ -203,9 +203,10 @@ class _Parts:
 
         evaluations = self.outputs * c.surrogate.pairs
         passes = probe.scored_passes(c)
-        if c.objective.gradient_steps > 1:
+        asked = (c.objective.gradient_steps > 1) + (c.objective.norm_guard.weight > 0)  # theta_old; the base, for the guard
+        if asked:
             cost = self._estimated(OLD, probe.surrogate_values)
-            yield self._phase(OLD, network_at_work + self.waiting, during + self.latents, cost, evaluations, passes)
+            yield self._phase(OLD, network_at_work + self.waiting, during + self.latents, cost, asked * evaluations, passes)
         cost = self._estimated(UPDATE, probe.update)
         gradients = self.factors
         # The step itself works on copies of the factors, two of them at most, when the activations are gone.
