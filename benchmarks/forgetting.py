@@ -6,9 +6,9 @@
 
 Two lessons. `objects`: prompts with one kind of object are trained on by the `scene` reward, held-out prompts with two kinds
 are watched. `colour`: the `colorfulness` reward alone is trained on, and `scene` is watched on all held-out prompts, which
-nothing asks to keep. Each with the demo's settings but smaller iterations, and three weights of the KL to theta_old. Judged
-every second iteration, which counts for nothing. A KL also slows the learning, so the last column compares at one gain: the
-most that every weight reaches, read off the mean over seeds where it is first reached.
+nothing asks to keep. Each with the demo's settings but smaller iterations, without the KL to theta_old and with it. Judged
+every second iteration, which counts for nothing. A KL also slows the learning, so the last column compares at one gain:
+the most that every weight reaches, read off the mean over seeds where it is first reached.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from trainer.prompts import Prompt, load_prompts
 from trainer.runs import write_atomic
 from trainer.setup import build_bench
 
-KL = (0.0, 0.3, 3.0)
+KL = (0.0, 0.3)
 SMALL = {"rollout.prompts_per_iteration": 6, "monitors": {}, "evaluation.seeds": 2, "evaluation.prompts": 64}
 
 
@@ -204,7 +204,7 @@ def picture(path: Path, lessons: Sequence[Lesson], found: Mapping[str, Sequence[
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="folder of the finished runs; a second call goes on there")
-    parser.add_argument("--budget", type=float, default=24_000, help="network evaluations of a run")
+    parser.add_argument("--budget", type=float, default=12_000, help="network evaluations of a run")
     parser.add_argument("--every", type=int, default=2, help="iterations from one judgement to the next")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--kl", type=float, nargs="+", default=list(KL))
