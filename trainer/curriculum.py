@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +62,9 @@ def load_curriculum(path: str | Path) -> Curriculum:
     if not isinstance(common, dict):
         raise UserError(f"{path}: common = {show(common)}; allowed: a mapping of keys that every stage has")
     stages = [_stage(path, name, number, common, given) for number, given in enumerate(data["stages"], 1)]
-    for stage in stages[1:]:
+    for before, stage in pairwise(stages):
         _check_base(path, stages[0], stage)
+        _check_shape(path, before, stage)
     return Curriculum(name, tuple(stages))
 
 
@@ -91,6 +93,37 @@ def _check_base(path: Path, first: Stage, stage: Stage) -> None:
             f"{path}: stage {stage.number}: policy.{key} = {ours}, but stage 1 has {theirs}; a LoRA belongs to one base: set "
             "it once, under common"
         )
+
+
+def _check_shape(path: Path, before: Stage, stage: Stage) -> None:
+    """A stage whose LoRA has no room for all of the one before would lose a part of it, or be refused when its turn comes."""
+    ours, theirs = stage.config.policy.lora, before.config.policy.lora
+    where = f"{path}: stage {stage.number}: policy.lora"
+    if ours.rank < theirs.rank:
+        raise UserError(
+            f"{where}.rank = {ours.rank}, but stage {before.number} has {theirs.rank}, and a part of it would be lost; set the "
+            "rank once, under common"
+        )
+    if not _parts(theirs.targets) <= _parts(ours.targets) and isinstance(ours.targets, str) == isinstance(theirs.targets, str):
+        raise UserError(
+            f"{where}.targets = {show(ours.targets)}, but stage {before.number} has {show(theirs.targets)}, and a part of it "
+            "would find no place; set the targets once, under common"
+        )
+
+
+def _parts(targets: str | tuple[str, ...]) -> set[str]:
+    return set(targets.split("+") if isinstance(targets, str) else targets)
+
+
+def check_order(curriculum: Curriculum, root: Path) -> None:
+    """Raises UserError if a stage is there but not the one before it: made anew, that would not be what it continued from."""
+    here = [RunDir(root / stage.run_id) for stage in curriculum.stages]
+    for before, run in pairwise(here):
+        if run.config_file.is_file() and not before.config_file.is_file():
+            raise UserError(
+                f"{run.path} is there, but not the run that it continued from, {before.path}; put that back, remove the later "
+                "one, or give another --output or name"
+            )
 
 
 def _other_base(policy: PolicyConfig, past: PolicyConfig) -> tuple[str, str, str] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 
 import pytest
 import torch
@@ -118,6 +119,11 @@ def test_a_run_after_another(common, tmp_path, capsys, tiny_sd3):
         ({"stages": [{}, {"policy": {"lora": {"init": "x.safetensors"}}}]}, "stage 2: policy.lora.init"),
         ({"stages": [{}, {"policy": {"model": "demo"}}]}, "stage 2: policy.model = demo, but stage 1 has"),
         ({"stages": [{}, {"prompts": {"train": "nowhere.txt"}}]}, "nowhere.txt"),
+        ({"stages": [{}, {"policy": {"lora": {"rank": 1}}}]}, "stage 2: policy.lora.rank = 1, but stage 1 has 2"),
+        (
+            {"stages": [{"policy": {"lora": {"targets": "attention+mlp"}}}, {"policy": {"lora": {"targets": "attention"}}}]},
+            "stage 2: policy.lora.targets = attention, but stage 1 has attention+mlp",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_with_its_stage_before_anything_starts(change, said, common, tmp_path, capsys):
@@ -125,6 +131,22 @@ def test_what_is_wrong_is_said_with_its_stage_before_anything_starts(change, sai
     error = call(capsys, "curriculum", file, "--output", tmp_path / "runs", code=2)
     assert said in error and str(file) in error and error.count("\n") == 1
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_stage_whose_predecessor_is_gone_is_not_taken_for_finished(common, tmp_path, capsys):
+    file = write(tmp_path / "c.yaml", {"common": {**common, "iterations": 1}, "stages": [{}, {}]})
+    call(capsys, "curriculum", file, "--output", tmp_path / "runs")
+    shutil.rmtree(tmp_path / "runs" / "c-1")
+    error = call(capsys, "curriculum", file, "--output", tmp_path / "runs", code=2)
+    assert "c-2 is there, but not the run that it continued from" in error and error.count("\n") == 1
+    assert not (tmp_path / "runs" / "c-1").exists()
+
+
+def test_the_folder_of_a_start_that_was_killed_is_named_with_what_to_do(common, tmp_path, capsys):
+    file = write(tmp_path / "c.yaml", {"common": common, "stages": [{}]})
+    (tmp_path / "runs" / "c-1" / "control").mkdir(parents=True)
+    error = call(capsys, "curriculum", file, "--output", tmp_path / "runs", code=2)
+    assert "c-1 exists already and holds no configuration of a run; remove it" in error and error.count("\n") == 1
 
 
 def test_what_a_later_stage_lacks_is_said_before_the_first_trains(common, tmp_path, capsys):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .. import runs
-from ..curriculum import Stage, check_same, continued, load_curriculum
+from ..curriculum import Stage, check_order, check_same, continued, load_curriculum
 from ..errors import UserError
 from ..preflight import preflight
 from ..runs import RunDir
@@ -14,6 +14,7 @@ from .common import program
 
 def run(args) -> int:
     curriculum = load_curriculum(args.file)
+    check_order(curriculum, args.output)
     for stage in curriculum.stages:
         try:
             preflight(stage.config, args.output)  # what stage 5 lacks is better known before stage 1 has trained for a day

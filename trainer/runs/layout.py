@@ -139,8 +139,10 @@ def create_run(root: Path | str, run_id: str) -> RunDir:
 def check_new_run(root: Path | str, run_id: str) -> RunDir:
     """The directory that `create_run` would make; makes nothing. Raises UserError if the id is malformed or is taken."""
     run = RunDir(_join(root, run_id))
-    if run.path.exists():
+    if run.config_file.is_file():
         raise UserError(f"The run '{run_id}' exists already in {run.path.parent}; choose another name, or resume it.")
+    if run.path.exists():  # a start that was killed leaves such a folder, and so may anybody
+        raise UserError(f"{run.path} exists already and holds no configuration of a run; remove it, or choose another name.")
     return run
 
 
