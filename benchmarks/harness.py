@@ -224,7 +224,7 @@ def arguments(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="folder of the finished runs; a second call goes on there")
     parser.add_argument("--budget", type=float, default=60_000, help="network evaluations of a reported run")
-    parser.add_argument("--tuning-budget", type=float, default=30_000, help="network evaluations of a tuning run")
+    parser.add_argument("--tuning-budget", type=float, default=60_000, help="network evaluations of a tuning run")
     parser.add_argument("--points", type=int, default=8, help="held-out evaluations on the way")
     parser.add_argument("--prompts", type=int, default=64, help="held-out prompts")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])

@@ -222,8 +222,10 @@ def test_the_gradient_is_the_policy_gradient_s(tiny_sd3):
         torch.testing.assert_close(found[key], parameter.grad, rtol=1e-3, atol=1e-7)
 
 
-def test_the_kl_is_that_of_the_two_gaussians(tiny_sd3):
-    bench = peer(tiny_sd3, "flow_grpo", objective={"kl_coef": 0.1})
+@pytest.mark.parametrize("name", ["flow_grpo", "dance_grpo"])
+def test_the_kl_is_that_of_the_two_gaussians(tiny_sd3, name):
+    """Flow-GRPO's times t - t_next, as in its code."""
+    bench = peer(tiny_sd3, name, objective={"kl_coef": 0.1}, trajectory={"share": 1.0})
     shake(bench)
     algorithm, rollout, estimate, _ = estimate_of(bench)
     outputs = torch.arange(OUTPUTS)
@@ -238,7 +240,8 @@ def test_the_kl_is_that_of_the_two_gaussians(tiny_sd3):
             with bench.learner.adapter.disabled():
                 base = algorithm.transition(bench.policy, z, bench.policy.predict_clean(z, t, rollout.conditioning), t, t_next)
         pair = [torch.distributions.Normal(mean, std.view(-1, 1, 1, 1)) for mean, std in (now, base)]
-        expected.append(torch.distributions.kl_divergence(*pair).mean())
+        weight = t - t_next if name == "flow_grpo" else torch.ones(OUTPUTS)
+        expected.append((torch.distributions.kl_divergence(*pair).mean((1, 2, 3)) * weight).mean())
     assert kl == pytest.approx(float(torch.stack(expected).mean()), rel=1e-3)
 
 

@@ -125,7 +125,8 @@ class TransitionEstimate(SurrogateEstimate):
         self.pairs = steps.shape[1]
 
     def rows(self, batch: RowBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """(-log p [R], mean / (sqrt(2) std) [R, ...]): the mean square difference of the latter is the KL of two Gaussians."""
+        """(-log p [R], mean / (sqrt(2) spread) [R, ...]): with the step's std for spread (see `kl_spread`) the mean square
+        difference of the latter is the KL of two Gaussians."""
         device, trajectory = self.policy.device, self.trajectory
         k = self.steps[batch.output, batch.pair]
         places = list(zip(batch.output.tolist(), k.tolist(), strict=True))
@@ -133,7 +134,8 @@ class TransitionEstimate(SurrogateEstimate):
         t, t_next = (trajectory.levels[batch.output, k + n].to(device) for n in (0, 1))
         x_hat = self.predict(batch, z, t)
         mean, std = self.algorithm.transition(self.policy, z, x_hat, t, t_next)
-        return -gaussian_log_prob(after, mean, std), mean / (math.sqrt(2) * std).view(-1, *[1] * (mean.ndim - 1))
+        spread = self.algorithm.kl_spread(std, t, t_next)
+        return -gaussian_log_prob(after, mean, std), mean / (math.sqrt(2) * spread).view(-1, *[1] * (mean.ndim - 1))
 
 
 class TrajectoryAlgorithm(Algorithm):
@@ -148,6 +150,10 @@ class TrajectoryAlgorithm(Algorithm):
         self, policy: Policy, z: torch.Tensor, x_hat: torch.Tensor, t: torch.Tensor, t_next: torch.Tensor
     ) -> Transition:
         """Where a stochastic step from z [B, ...] at levels t [B] leads, given the predicted clean output."""
+
+    def kl_spread(self, std: torch.Tensor, t: torch.Tensor, t_next: torch.Tensor) -> torch.Tensor:
+        """What the KL divides the difference of two means by, [B]; std [B] of the steps from t to t_next makes it exact."""
+        return std
 
     def stochastic(self, steps: int) -> range:
         """The steps, of so many, that are stochastic. The last never is: it only takes noise away, so that none is decoded."""
