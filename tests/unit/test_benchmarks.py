@@ -52,6 +52,29 @@ def test_the_measurement_of_large_models_runs_on_a_small_one(tiny_sd3):
     assert phases == ["encode prompts", "rollout", "decode", "update"] and "failed" not in done.stdout
 
 
+SMALL = ("--set", "rollout.prompts_per_iteration=2", "--set", "rollout.group_size=4")
+
+
+@pytest.mark.slow
+def test_overhead_is_measured():
+    done = run_script("overhead.py", "--iterations", 1, *SMALL)
+    assert done.returncode == 0, done.stdout + done.stderr
+    phases = [line.split(" | ")[0].strip("| ") for line in done.stdout.splitlines() if line.count(" s |") == 2]
+    assert phases == ["rollout and reward", "update", "iteration"]
+
+
+@pytest.mark.slow
+def test_forgetting_is_measured_and_goes_on_where_it_was(tmp_path):
+    asked = ("--output", tmp_path, "--budget", 1, "--seeds", 0, "--kl", 0, "--only", "colour", *SMALL, "--set")
+    for _ in range(2):
+        done = run_script("forgetting.py", *asked, "evaluation.prompts=4")
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "**trained on colorfulness**" in (tmp_path / "forgetting.md").read_text(encoding="utf-8")
+    assert len(list(tmp_path.glob("*.json"))) == 1
+    rows = (tmp_path / "forgetting.csv").read_text(encoding="utf-8").splitlines()
+    assert len(rows) == 3 and rows[0] == "lesson,kl,seed,evaluations,learnt,kept"  # before and after one iteration
+
+
 def curve(scripts, rewards, step=100.0):
     rows = tuple((step * n, n * 2.0, reward) for n, reward in enumerate(rewards))
     return scripts.harness.Curve("m", 1e-3, 0, rows, {})
