@@ -63,7 +63,7 @@ METHODS = (
             **ONE,
             **HARD,
             **BATCH,
-            "forward.lag_kl_coef": 0.0,  # in runs this short the lagging copy is nearly the policy, and costs an evaluation a pair
+            "forward.lag_kl_coef": 0.0,  # in runs this short the copy that lags is nearly the policy, and costs as much
             "surrogate.pairs": 6,
             "surrogate.share": "none",
         },
