@@ -63,6 +63,15 @@ def test_two_rewards_and_batches_of_single_groups(tiny_sd3):
         torch.testing.assert_close(found[name], each, rtol=1e-3, atol=1e-7)
 
 
+def test_weights_by_noise_level_are_in_it(tiny_sd3):
+    weighted = {"surrogate": {"timestep_weight": {"start": 2.0}}}
+    (_, plain), (_, expected) = gradient(bench_of(tiny_sd3, deferred=0)), gradient(bench_of(tiny_sd3, deferred=0, **weighted))
+    found = gradient(bench_of(tiny_sd3, **weighted))[1]
+    for name, each in expected.items():
+        torch.testing.assert_close(found[name], each, rtol=1e-3, atol=1e-7)
+    assert any(not torch.allclose(plain[name], each, rtol=0.05) for name, each in expected.items())
+
+
 def test_how_many_wait_and_when_rewards_come_changes_no_bit(tiny_sd3):
     seen = []
     for deferred in (1, 3, 64):
