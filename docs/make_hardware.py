@@ -2,12 +2,13 @@
 
 Plans of the published bases decide. Takes minutes: each is run forward and backward without storage in many settings. With
 names only those are made anew.
-`--check` changes nothing, and says whether every class of the table still fits (exit code 1 if one does not).
+`--check [FAMILY ...]` changes nothing, and says whether the classes of the table still fit (exit code 1 if one does not).
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -108,25 +109,27 @@ def write_page() -> None:
     PAGE.write_text(f"{page.split(begin)[0]}{begin}\n{page_table()}\n{end}{page.split(end)[1]}", encoding="utf-8")
 
 
-def check() -> int:
-    bad = 0
-    for family, classes in read_table().items():
+def check(families: Iterable[str]) -> int:
+    bad, table = 0, read_table()
+    for family in families:
         planner = Planner(torch.device("cuda"))
-        for name, settings in classes.items():
+        for name, settings in table[family].items():
             planner.memory = int(FREE_SHARE * CLASSES[name] * 2**30)
             plan = planner.plan(start_of(family, settings))
             bad += not plan.fits
-            print(
-                f"{family} {name}: {'fits' if plan.fits else 'does NOT fit'}, {plan.peak.name} {plan.peak.peak / 2**30:.2f} GiB"
-            )
+            found = f"{plan.peak.name} {plan.peak.peak / 2**30:.2f} GiB"
+            print(f"{family} {name}: {'fits' if plan.fits else 'does NOT fit'}, {found}", flush=True)
     return int(bad > 0)
 
 
 if __name__ == "__main__":
+    wanted = [argument for argument in sys.argv[1:] if argument != "--check"] or list(FAMILIES)
+    if unknown := [name for name in wanted if name not in FAMILIES]:
+        sys.exit(f"error: no such family: {', '.join(unknown)}; allowed: {', '.join(FAMILIES)}")
     if "--check" in sys.argv:
-        sys.exit(check())
+        sys.exit(check(wanted))
     table = read_table() if TABLE.is_file() else {}
-    for family in sys.argv[1:] or FAMILIES:
+    for family in wanted:
         table[family] = rows(family)
         ordered = {name: table[name] for name in FAMILIES if name in table}
         TABLE.write_text(HEAD.format(share=f"{FREE_SHARE:.0%}") + dump(ordered), encoding="utf-8")

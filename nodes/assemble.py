@@ -13,8 +13,6 @@ from . import bases, knobs, prompt_text, reward_options
 from .choices import PolicyChoice, PromptSet, RewardChoice, Settings
 
 _NODES = {"policy": bases.NODE, "prompts": prompt_text.NODE, "name": "V-GRPO Train LoRA"}
-# What the Policy node's inputs that save memory say when nobody has touched them.
-_MEMORY = {"gradient_checkpointing": False, "quantization": "none", "offload": "none", "vae_tiling": "auto"}
 _KEY = re.compile(rf"\b({'|'.join(RunConfig.model_fields)})\b(?:\.(\w+))?")
 
 
@@ -49,10 +47,10 @@ def assemble(policy: PolicyChoice, prompts: PromptSet, rewards: RewardChoice, se
 
 
 def _policy(policy: PolicyChoice, settings: Settings) -> dict[str, Any]:
-    """What the Policy node says. Its inputs always have a value, so with a hardware those at their default leave it to that."""
+    """What the Policy node says. Its switch for checkpointing can't say "preset", so with a hardware, off leaves it to that."""
     if settings.changes.get("hardware", knobs.NO_HARDWARE) == knobs.NO_HARDWARE:
         return policy.config
-    return {key: value for key, value in policy.config.items() if key not in _MEMORY or value != _MEMORY[key]}
+    return {key: value for key, value in policy.config.items() if (key, value) != ("gradient_checkpointing", False)}
 
 
 def _node(text: str) -> str:

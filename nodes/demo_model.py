@@ -11,10 +11,14 @@ from types import SimpleNamespace
 import torch
 from comfy_api.latest import io
 
-from ..trainer.demo import MODEL_DIR
+from ..trainer.demo import EMBEDDED_MODELS, MODEL_DIR
 from ..trainer.errors import UserError, one_line
+from .bases import EMBEDDED, EMBEDDED_BASES
+from .checks import one_of
 from .values import CATEGORY
 
+NAME = "Load Demo Model"
+TAESD_WIDTH = 64  # channels, fixed in ComfyUI's class
 DTYPE = torch.float32  # the files are in half precision to be small; the trainer, too, computes in float32
 
 
@@ -23,23 +27,36 @@ class LoadDemoModel(io.ComfyNode):
     def define_schema(cls):
         return io.Schema(
             node_id="VGRPOLoadDemoModel",
-            display_name="Load Demo Model",
+            display_name=NAME,
             category=CATEGORY,
             description=(
-                "The small SD3 that comes with the pack, for trying everything out without a download. It draws coloured "
-                "shapes at 64 x 64 pixels in its own world of prompts; KSampler: euler, simple, 4 steps, cfg 1."
+                "The small SD3s that come with the pack, for trying everything out without a download. One draws coloured "
+                "shapes at 64 x 64 pixels, one writes words of three letters at 64 x 32, each in its own world of prompts; "
+                "KSampler: euler, simple, 4 steps, cfg 1."
             ),
-            inputs=[],
+            inputs=[
+                io.Combo.Input(
+                    "model",
+                    options=list(EMBEDDED_BASES),
+                    default=EMBEDDED,
+                    optional=True,
+                    tooltip="Which embedded model: the one that draws shapes, or the one that writes letters.",
+                )
+            ],
             outputs=[
                 io.Model.Output(display_name="MODEL", tooltip="The denoiser. Loras trained on the embedded model fit on it."),
-                io.Clip.Output(display_name="CLIP", tooltip="Both text encoders. Prompts are cut after 18 tokens."),
+                io.Clip.Output(
+                    display_name="CLIP", tooltip="Both text encoders. Prompts are cut after 18 tokens, letters' after 14."
+                ),
                 io.Vae.Output(display_name="VAE", tooltip="The autoencoder: 16 latent channels, 8 pixels a latent."),
             ],
         )
 
     @classmethod
-    def execute(cls) -> io.NodeOutput:
-        return io.NodeOutput(load_model(), load_clip(), load_vae())
+    def execute(cls, model: str = EMBEDDED) -> io.NodeOutput:
+        one_of(NAME, "model", model, tuple(EMBEDDED_BASES))
+        folder = EMBEDDED_MODELS[EMBEDDED_BASES[model]].model
+        return io.NodeOutput(load_model(folder), load_clip(folder), load_vae(folder))
 
 
 def load_model(folder: Path = MODEL_DIR):
@@ -83,12 +100,18 @@ def load_vae(folder: Path = MODEL_DIR):
 
 
 def vae_weights(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A diffusers `AutoencoderTiny`'s weights under the names of ComfyUI's TAESD."""
+    """A diffusers `AutoencoderTiny`'s weights under the names of ComfyUI's TAESD, and as wide as that is.
+
+    Channels that a narrower one lacks are 0 in every layer, so its output stays what it is.
+    """
+    missing = TAESD_WIDTH - weights["encoder.layers.0.weight"].shape[0]
     renamed = {"vae_scale": torch.tensor(1.0), "vae_shift": torch.tensor(0.0)}
     for name, value in weights.items():
         part, number, rest = re.fullmatch(r"(encoder|decoder)\.layers\.(\d+)\.(.*)", name).groups()
         # ComfyUI's decoder has its clamp as a layer of its own.
-        renamed[f"taesd_{part}.{int(number) + (part == 'decoder')}.{rest}"] = value
+        added = [0 if size != TAESD_WIDTH - missing else missing for size in value.shape]
+        padding = [amount for more in reversed(added) for amount in (0, more)]
+        renamed[f"taesd_{part}.{int(number) + (part == 'decoder')}.{rest}"] = torch.nn.functional.pad(value, padding)
     return renamed
 
 

@@ -117,8 +117,19 @@ def build_parser() -> argparse.ArgumentParser:
     )
     curriculum.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps, xpu")
 
-    resume = add("resume", "go on with a run", "python trainer/cli.py resume runs/demo-20260101-120000-abcd")
+    resume = add(
+        "resume",
+        "go on with a run",
+        "python trainer/cli.py resume runs/demo-20260101-120000-abcd\n"
+        "python trainer/cli.py resume runs/demo-20260101-120000-abcd --iterations 96     (further than it was to go)",
+    )
     _add_run_argument(resume)
+    resume.add_argument(
+        "--iterations",
+        type=int,
+        metavar="N",
+        help="to how many iterations it goes from now on, those that are done included; a finished run goes on then",
+    )
     resume.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps, xpu")
     resume.add_argument(
         "--in-line",

@@ -95,6 +95,12 @@ class VGRPOAlgorithm(Algorithm):
         return policy_loss(self.ratio(losses, old), advantages, self.config.objective.clip_eps)
 
 
+def algorithm_of(config: RunConfig, learner: Learner, iteration: int) -> Algorithm:
+    """The configured algorithm's decisions for the 0-based `iteration`."""
+    kind = VGRPOAlgorithm if config.algorithm == VGRPO else load_algorithm(config.algorithm)
+    return kind(config, learner, iteration)
+
+
 def run_iteration(
     learner: Learner,
     config: RunConfig,
@@ -109,8 +115,7 @@ def run_iteration(
     Until the gradient steps begin nothing is changed, so that an exception from `on_step` leaves the learner as it was.
     """
     policy, adapter, clock = learner.policy, learner.adapter, {}
-    kind = VGRPOAlgorithm if config.algorithm == VGRPO else load_algorithm(config.algorithm)
-    algorithm = kind(config, learner, iteration)
+    algorithm = algorithm_of(config, learner, iteration)
 
     # theta_old <- theta, frozen for the whole iteration.
     behaviour = algorithm.behaviour()

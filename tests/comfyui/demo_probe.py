@@ -147,6 +147,17 @@ def sampled_groups(graph, found):
     }
 
 
+def letters(prompts, seeds, steps):
+    """Pictures of the other embedded model, one a prompt, by stock nodes."""
+    model, clip, vae = demo.LoadDemoModel.execute(model="letters (embedded model)").result
+    latent, nothing = EmptySD3LatentImage.execute(64, 32, 1).result[0], encode(clip, "")
+    made = [
+        nodes.KSampler().sample(model, seed, steps, 1.0, "euler", "simple", encode(clip, prompt), nothing, latent)[0]
+        for seed, prompt in zip(seeds, prompts, strict=True)
+    ]
+    return torch.cat([nodes.VAEDecode().decode(vae, latents)[0] for latents in made])
+
+
 def an_sd15(graph, unet):
     """A model of another family: an SD1.5 of one block (`unet`: diffusers weights), its CLIP of one layer, its kind of VAE."""
     torch.manual_seed(0)
@@ -168,7 +179,7 @@ def an_sd15(graph, unet):
     }
 
 
-def report(inputs, outputs, prompts, odd_prompts, lora, steps, seeds, unet):
+def report(inputs, outputs, prompts, odd_prompts, words, lora, steps, seeds, unet):
     seen, found, answer = Warnings(), {}, {}
     logging.getLogger().addHandler(seen)
     given = load_file(inputs)
@@ -182,5 +193,7 @@ def report(inputs, outputs, prompts, odd_prompts, lora, steps, seeds, unet):
         answer["warnings"] = list(seen.lines)
         answer |= sampled_groups(graph, found)
         answer["sd15"] = an_sd15(graph, unet)
+        found["letters"] = letters(words, seeds[: len(words)], steps)
+        answer["no such model"] = error_of(lambda: demo.LoadDemoModel.execute(model="another"))
     save_file({name: value.contiguous() for name, value in found.items()}, outputs)
     return answer

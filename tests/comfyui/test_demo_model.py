@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.comfy_process import in_comfyui
 from tests.lora_models import random_factors
-from trainer.demo import MODEL_DIR
+from trainer.demo import EMBEDDED_MODELS, LETTERS, MODEL_DIR
 from trainer.lora import LoraFactors, export_lora, layer_shapes
 from trainer.policies.base import Sampling
 from trainer.policies.sd3 import SD3Policy
@@ -34,6 +34,7 @@ ODD_PROMPTS = (
     "\n\t",
     "🎉" * 50,
 )
+WORDS = ('the word "APE"', 'a sign: "TAP"', 'the word "TOMATO"')  # the last is cut, by both alike
 STEPS = 8
 SEEDS = (11, 12, 2**63 - 1, 14, 15)
 
@@ -65,6 +66,7 @@ def report(policy, tmp_path_factory):
         "outputs": str(base / "found.safetensors"),
         "prompts": list(PROMPTS),
         "odd_prompts": list(ODD_PROMPTS),
+        "words": list(WORDS),
         "lora": "test.safetensors",
         "steps": STEPS,
         "seeds": list(SEEDS),
@@ -103,9 +105,9 @@ def largest(a, b):
     return float((a.double() - b.double()).abs().max())
 
 
-def trainer_pictures(policy, conditioning, seeds):
+def trainer_pictures(policy, conditioning, seeds, height=64):
     """uint8[B, H, W, 3] that the trainer makes with the same solver, levels and noise."""
-    sampling = Sampling(sampler="euler", steps=STEPS, guidance=1.0, width=64, height=64, batch_size=len(seeds))
+    sampling = Sampling(sampler="euler", steps=STEPS, guidance=1.0, width=64, height=height, batch_size=len(seeds))
     return policy.decode(policy.sample(conditioning, seeds, sampling))
 
 
@@ -160,6 +162,15 @@ def test_the_autoencoder_is_the_same(report, policy):
 def test_stock_ksampler_makes_the_trainers_pictures_from_the_same_noise(report, policy):
     same_pictures(report["found"]["pictures"], trainer_pictures(policy, report["conditioning"], SEEDS))
     assert report["answer"]["either_latent"]
+
+
+def test_the_model_of_letters_is_the_trainers_too(report, tmp_path):
+    folder = EMBEDDED_MODELS[LETTERS].model
+    writer = SD3Policy(folder, torch.device("cpu"), cache=tmp_path, use_t5=False)
+    seeds = SEEDS[: len(WORDS)]
+    same_pictures(report["found"]["letters"], trainer_pictures(writer, writer.encode(WORDS), seeds, height=32))
+    kind, text = report["answer"]["no such model"]
+    assert kind == "UserError" and "model = 'another'; allowed: demo (embedded model), letters (embedded model)" in text
 
 
 def test_a_lora_from_stock_loader_acts_as_in_the_trainer(report, policy):

@@ -15,6 +15,7 @@ from trainer.algorithms import ALGORITHMS, load_algorithm
 from trainer.algorithms.mix_grpo import window_start
 from trainer.loop import sampling_of
 from trainer.objective import ddim_step, draw_pairs, flow_noise, gaussian_log_prob, ode_step, optimality
+from trainer.planning.plan import UPDATE, Planner
 from trainer.policies import policy_class
 from trainer.rollout import pick_prompts
 
@@ -37,6 +38,11 @@ def peer(folder, name, reward=bright, **changes):
 
 def two_steps(name):
     return {"gradient_steps": 2, **({} if "objective.clip_eps" in ALGORITHMS[name].idle else {"clip_eps": 1e-3})}
+
+
+@pytest.fixture(scope="module")
+def planner():
+    return Planner(CPU)
 
 
 def estimate_of(bench, iteration=0):
@@ -76,7 +82,7 @@ def test_an_iteration_takes_its_steps_and_says_what_it_did(tiny_sd3, name):
 
 @pytest.mark.parametrize("name", PEERS)
 @pytest.mark.parametrize("steps", [1, 2])
-def test_network_evaluations_are_counted_as_they_are_spent(tiny_sd3, name, steps):
+def test_network_evaluations_are_counted_as_they_are_spent_and_planned(tiny_sd3, planner, name, steps):
     objective = two_steps(name) if steps == 2 else {}
     bench = peer(
         tiny_sd3, name, objective={**objective, "kl_coef": 0.1}, rollout={"guidance": 2.0}, surrogate={"guidance": "same"}
@@ -86,6 +92,10 @@ def test_network_evaluations_are_counted_as_they_are_spent(tiny_sd3, name, steps
     assert metrics["nfe/behaviour"] + metrics["nfe/policy"] == sum(len(call.hidden) for call in calls) / OUTPUTS
     with_gradient = sum(len(call.hidden) for call in calls if call.with_gradient) / OUTPUTS
     assert metrics["nfe/policy"] == with_gradient == 2 * TRAINED.get(name, 3)
+    plan = planner.plan(bench.config)
+    assert plan.evaluations / OUTPUTS == metrics["nfe/behaviour"] + metrics["nfe/policy"]
+    (update,) = (phase for phase in plan.phases if phase.name == UPDATE)
+    assert update.evaluations / OUTPUTS == metrics["nfe/policy"]
 
 
 @pytest.mark.parametrize("name", PEERS)

@@ -22,6 +22,9 @@ from safetensors.torch import load_file
 from tests.small_run import EVERYTHING, ROOT, events, go, lora_bytes, new_run, saved, small_config, stop_after
 from tests.small_run import write_config as write
 from trainer import cli, runs
+from trainer.commands import resume
+from trainer.config import load_config
+from trainer.errors import UserError
 from trainer.runs import RunDir
 from trainer.runs.device_queue import Place, tickets
 
@@ -292,6 +295,37 @@ def test_resume_continues_and_then_says_that_all_is_done(main, tiny_sd3, tmp_pat
     seen = len(events(run))
     out = main("resume", run.path)
     assert "finished already" in out and str(run.path) in out and len(events(run)) == seen
+
+
+def test_a_finished_run_goes_on_to_more_iterations_as_if_it_had_always_been_to(main, tiny_sd3, tmp_path):
+    changes = {**EVERYTHING, "optimizer": {**EVERYTHING["optimizer"], "warmup": 2}}
+    whole, run = (new_run(tmp_path / str(n), small_config(tiny_sd3, **changes, iterations=n)) for n in (3, 2))
+    go(whole)
+    go(run)
+    for count in (1, 0, -3):
+        with pytest.raises(UserError, match=f"--iterations {count}: the run small has done 2; allowed: 2 or more"):
+            resume.set_iterations(run, count)
+    assert "finished already" in main("resume", run.path, "--iterations", 2)
+    out = main("resume", run.path, "--iterations", 3)
+    assert str(run.lora_dir / "small.safetensors") in out and lora_bytes(run) == lora_bytes(whole)
+    state = runs.read_state(run)
+    assert (state.status, state.iteration, state.iterations) == (runs.FINISHED, 3, 3)
+    assert [event["iteration"] for event in events(run, "iteration")] == [1, 2, 3]
+
+
+def test_other_iterations_are_kept_until_the_run_goes_on_and_need_a_checkpoint(tiny_sd3, tmp_path):
+    run = new_run(tmp_path, small_config(tiny_sd3, iterations=1))
+    go(run)
+    resume.set_iterations(run, 2)
+    state = runs.read_state(run)
+    assert (state.status, state.iteration, state.iterations) == (runs.STOPPED, 1, 2) and "1 more" in state.message
+    resume.set_iterations(run, 1)  # taken back
+    go(run)
+    assert runs.read_state(run).status == runs.FINISHED and len(events(run, "iteration")) == 1
+    shutil.rmtree(run.path / "checkpoints")
+    with pytest.raises(UserError, match="no complete checkpoint left"):
+        resume.set_iterations(run, 3)
+    assert load_config(run.config_file).iterations == 1
 
 
 def test_resume_ends_what_was_killed_in_its_last_moment(main, tiny_sd3, tmp_path):

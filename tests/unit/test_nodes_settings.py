@@ -315,8 +315,8 @@ def test_hardware_that_is_no_class_or_stands_twice_is_refused():
     assert "both set hardware" in refused(more="hardware: 12gb", hardware="16gb")
 
 
-def test_inputs_of_the_policy_node_at_their_defaults_leave_the_choice_to_hardware():
-    choice = choices.PolicyChoice({"family": "sdxl", "model": "org/name", "gradient_checkpointing": False, "offload": "none"})
+def test_inputs_of_the_policy_node_that_nobody_touched_leave_the_choice_to_hardware():
+    choice = choices.PolicyChoice({"family": "sdxl", "model": "org/name", "gradient_checkpointing": False})
     config = together("sdxl", {"hardware": "12gb", "prompts_per_iteration": 4}, policy=choice, chosen=rewards("brightness"))
     alone = load_config(
         {
@@ -327,7 +327,13 @@ def test_inputs_of_the_policy_node_at_their_defaults_leave_the_choice_to_hardwar
         }
     )
     assert config.policy.offload == alone.policy.offload and config.policy.gradient_checkpointing
-    told = choices.PolicyChoice({**choice.config, "offload": "model"})
-    assert together(
-        "sdxl", {"hardware": "48gb", "prompts_per_iteration": 4}, policy=told, chosen=rewards("brightness")
-    ).policy.offload == ("model")
+
+
+@pytest.mark.parametrize(
+    ("hardware", "key", "value"), [("48gb", "offload", "model"), ("8gb", "offload", "none"), ("8gb", "vae_tiling", "off")]
+)
+def test_what_the_policy_node_says_goes_before_hardware(hardware, key, value):
+    """`none` too: it is a choice, since the input's untouched value is `preset`."""
+    told = choices.PolicyChoice({"family": "sdxl", "model": "org/name", "gradient_checkpointing": False, key: value})
+    config = together("sdxl", {"hardware": hardware, "prompts_per_iteration": 4}, policy=told, chosen=rewards("brightness"))
+    assert getattr(config.policy, key) == value

@@ -162,10 +162,12 @@ def test_an_evaluation_that_is_guided_while_rollouts_are_not_is_a_phase(tiny_sd3
     assert found["evaluate"].tensors > 0 and "evaluate" not in phases(planner.plan(config_of(tiny_sd3)))
 
 
-def test_another_algorithm_is_planned_with_a_note(tiny_sd3, planner):
-    plan = planner.plan(config_of(tiny_sd3).model_copy(update={"algorithm": "diffusion_nft"}))
-    assert any(note.startswith("evaluations are those of V-GRPO") for note in plan.notes)
-    assert phases(plan)[UPDATE].trained > phases(planner.plan(config_of(tiny_sd3)))[UPDATE].trained  # its lagging copy
+def test_another_algorithm_is_planned_with_what_it_keeps_and_takes(tiny_sd3, planner):
+    """That its evaluations are those of a run is tested with the algorithms."""
+    plan, usual = planner.plan(config_of(tiny_sd3, algorithm="diffusion_nft")), planner.plan(config_of(tiny_sd3))
+    assert phases(plan)[UPDATE].trained > phases(usual)[UPDATE].trained  # its lagging copy
+    one_step = planner.plan(config_of(tiny_sd3, algorithm="diffusion_nft", objective={"gradient_steps": 1}))
+    assert phases(one_step)[OLD].evaluations == phases(usual)[OLD].evaluations == 4 * 2  # it asks that copy in any case
 
 
 def test_several_sizes_are_planned_with_the_largest(tmp_path):

@@ -257,6 +257,12 @@ def test_a_t5_that_always_says_zero_is_left_out_by_itself(tiny_sd3, with_t5, tmp
     torch.testing.assert_close(silent, without, rtol=0, atol=1e-6)
 
 
+def test_a_base_that_lacks_its_t5_trains_with_a_warning_and_one_that_never_had_one_without(tiny_sd3, with_t5, tmp_path):
+    (note,) = SD3Policy(with_t5, CPU, cache=tmp_path, use_t5=False).notes()
+    assert "trained without T5" in note and "policy.files.text_encoder_3" in note
+    assert SD3Policy(with_t5, CPU, cache=tmp_path).notes() == SD3Policy(tiny_sd3, CPU, cache=tmp_path).notes() == []
+
+
 def _count_encoder_calls(monkeypatch) -> list[int]:
     from transformers import CLIPTextModelWithProjection
 

@@ -33,6 +33,10 @@ class MatchingEstimate(SurrogateEstimate):
 class AWM(Algorithm):
     name = "awm"
 
+    def frozen_passes(self) -> int:
+        anchors = (self.config.objective.kl_coef > 0) + bool(self.setting("forward.lag_kl_coef"))
+        return super().frozen_passes() + anchors
+
     def estimate(self, rollout: Rollout, draw: PairDraw, advantages: torch.Tensor) -> MatchingEstimate:
         return MatchingEstimate(self, rollout, draw)
 

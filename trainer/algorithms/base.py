@@ -76,6 +76,14 @@ class Algorithm(ABC):
         same = self.traits.trajectory or self.config.surrogate.guidance == "same"
         return self.learner.policy.scored_guidance(self.config.rollout.guidance, same=same)
 
+    def rows_an_output(self) -> int:
+        """How many rows an output has: losses that the network is asked for, each with a gradient."""
+        return self.config.surrogate.pairs
+
+    def frozen_passes(self) -> int:
+        """How often a row goes through the network without a gradient beside: as theta_old, the base, a copy."""
+        return 0 if self.on_policy else 1
+
     @abstractmethod
     def estimate(self, rollout: Rollout, draw: PairDraw, advantages: torch.Tensor) -> SurrogateEstimate:
         """What gives every row of the collected outputs its loss. `draw`: pairs for those who noise the outputs."""

@@ -56,6 +56,9 @@ class DiffusionNFT(Algorithm):
         with self.learner.adapter.using(behaviour), super().acting(behaviour):
             yield
 
+    def frozen_passes(self) -> int:
+        return 1 + (self.kl_coef() > 0)
+
     def estimate(self, rollout: Rollout, draw: PairDraw, advantages: torch.Tensor) -> ContrastEstimate:
         return ContrastEstimate(self, rollout, draw, optimality(advantages, self.setting("objective.advantage.clip")))
 

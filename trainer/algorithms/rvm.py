@@ -34,6 +34,9 @@ class RVM(Algorithm):
     name = "rvm"
     measured = "matching"
 
+    def frozen_passes(self) -> int:
+        return int(self.kl_coef() > 0)
+
     def estimate(self, rollout: Rollout, draw: PairDraw, advantages: torch.Tensor) -> VelocityMatchingEstimate:
         return VelocityMatchingEstimate(self, rollout, draw, advantages)
 

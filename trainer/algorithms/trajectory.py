@@ -186,7 +186,7 @@ class TrajectoryAlgorithm(Algorithm):
 
     def trained_steps(self, outputs: int, steps: int) -> torch.Tensor:
         """int64 [B, J], rising: the steps, of K stochastic ones, that each output is trained on."""
-        count = max(1, int(steps * self.setting("trajectory.share")))
+        count = self._trained_of(steps)
         if count == steps:
             return torch.arange(steps).expand(outputs, -1)
         drawn = []
@@ -194,6 +194,16 @@ class TrajectoryAlgorithm(Algorithm):
             seed = derive_seed(self.config.seed, "trained-steps", self.iteration, output)
             drawn.append(torch.randperm(steps, generator=torch.Generator().manual_seed(seed))[:count].sort().values)
         return torch.stack(drawn)
+
+    def _trained_of(self, steps: int) -> int:
+        return max(1, int(steps * self.setting("trajectory.share")))
+
+    def rows_an_output(self) -> int:
+        return self._trained_of(len(self.stochastic(self.config.rollout.steps)))
+
+    def frozen_passes(self) -> int:
+        recomputed = self.config.trajectory.log_probs == "recomputed" and not self.on_policy
+        return recomputed + (self.kl_coef() > 0)
 
     def estimate(self, rollout: TrajectoryRollout, draw: PairDraw, advantages: torch.Tensor) -> TransitionEstimate:
         return TransitionEstimate(self, rollout, draw, self.trained_steps(*rollout.trajectory.log_probs.shape))

@@ -1,15 +1,21 @@
-"""`resume`: go on with a run from its newest complete checkpoint; with `--in-line` behind those that came before."""
+"""`resume`: go on with a run from its newest complete checkpoint; with `--in-line` behind those that came before.
+
+`--iterations` sets to how many: also a run that is finished goes on then.
+"""
 
 from __future__ import annotations
 
 import time
 from contextlib import suppress
+from dataclasses import replace
 
 from .. import runs
+from ..config import load_config
 from ..device import choose_device
 from ..errors import UserError, one_line
 from ..requests import RequestDesk
 from ..runs import RunDir, RunState
+from ..runs.checkpoints import list_checkpoints
 from ..runs.device_queue import LOADING, Place
 from ..runs.state import state_or_none
 from . import train
@@ -20,6 +26,8 @@ BEAT_S = 5.0
 
 def run(args) -> int:
     run_dir = run_of(args.run)
+    if args.iterations is not None:
+        set_iterations(run_dir, args.iterations)
     if not args.in_line:
         return go_on(run_dir, args.device)
     runs.require_idle(run_dir, "resumed", unless_mine=True)
@@ -35,6 +43,29 @@ def go_on(run_dir: RunDir, device_name: str) -> int:
     device = choose_device(device_name)
     with at_device(run_dir, device):
         return train.work(run_dir, device)
+
+
+def set_iterations(run_dir: RunDir, iterations: int) -> None:
+    """Change to how many iterations a run goes; what is done stays. A finished run that has some left counts as stopped.
+
+    Raises UserError, and then changes nothing, for fewer than are saved, and for a run that trains or has nothing saved.
+    """
+    runs.require_idle(run_dir, "given other iterations")
+    complete, _ = list_checkpoints(run_dir)
+    done = complete[-1].iteration if complete else 0
+    state = state_or_none(run_dir)
+    if state is not None and state.status == runs.FINISHED and not complete:
+        raise UserError(f"--iterations: the run {run_dir.id} is finished and has no complete checkpoint left to go on from")
+    if iterations < max(1, done):
+        raise UserError(f"--iterations {iterations}: the run {run_dir.id} has done {done}; allowed: {max(1, done)} or more")
+    old = load_config(run_dir.config_file)
+    if iterations != old.iterations:
+        new = load_config({**old.to_dict(), "iterations": iterations}, check_files=False)
+        runs.write_atomic(run_dir.config_file, new.to_yaml())
+    if state is not None and state.status == runs.FINISHED and iterations > done:
+        left = iterations - done
+        message = f"finished after iteration {done}, and {left} more asked for; resume trains them"
+        runs.write_state(run_dir, replace(state, status=runs.STOPPED, iterations=iterations, message=message))
 
 
 def _ended(run_dir: RunDir, state: RunState | None) -> bool:

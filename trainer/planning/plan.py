@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from ..algorithms import ALGORITHMS, VGRPO
 from ..config import RunConfig
 from ..policies.base import Sampling
 from ..policies.pipeline import ENCODED_AT_ONCE
@@ -154,8 +153,8 @@ class _Parts:
         self.numbers = sum(parameter.numel() for parameter in probe.trained)
         self.factors = _FLOAT32 * self.numbers
         average = self.factors if config.optimizer.ema_decay else 0
-        algorithm = ALGORITHMS[config.algorithm]
-        self.kept = self.factors + average + self.factors * algorithm.lags
+        self.algorithm = probe.algorithm(config)
+        self.kept = self.factors + average + self.factors * self.algorithm.traits.lags
         self.optimizer = int(OPTIMIZER_BYTES[config.optimizer.name] * self.numbers)
         self.outputs = outputs_of(config)
         self.latents = _FLOAT32 * self.outputs * probe.latent_numbers(config)
@@ -163,10 +162,6 @@ class _Parts:
         parked = self._parked(planner.memory)
         self.waiting = sum(need.size or 0 for need in rewards if not parked[need.name])
         self.notes = [need.note for need in rewards if need.note]
-        if config.algorithm != VGRPO:
-            self.notes.append(
-                f"evaluations are those of V-GRPO; {algorithm.title} may take others, a row of them the same memory"
-            )
         if any(need.size for need in rewards):
             self.notes.append("tensors that a reward's network makes while it scores are not counted")
 
@@ -191,7 +186,8 @@ class _Parts:
         each = self.probe.policy.noise_levels(sampling)[1]
         merged = probe.merged_bytes(c) if self.device.type == "cpu" and self.stays else 0
         network_at_work = network + self.whole
-        yield self._phase(ROLLOUT, network_at_work + merged + self.waiting, during + self.latents, cost, each * self.outputs)
+        made = round(self.algorithm.rollout_evaluations(each) * self.outputs)
+        yield self._phase(ROLLOUT, network_at_work + merged + self.waiting, during + self.latents, cost, made)
 
         count = min(c.rollout.batch_size, self.outputs)
         decoded = self.planner.remember(probe, DECODE, (sampling.width, sampling.height, count), lambda: probe.decode(c, count))
@@ -201,12 +197,12 @@ class _Parts:
             if need.size != 0:  # they score while the next pictures are decoded
                 yield Phase(REWARD + need.name, decoder + self.scorers, during + self.latents, decoded.peak, 0, None)
 
-        evaluations = self.outputs * c.surrogate.pairs
-        passes = probe.scored_passes(c)
-        asked = (c.objective.gradient_steps > 1) + (c.objective.norm_guard.weight > 0)  # theta_old; the base, for the guard
-        if asked:
+        evaluations = self.outputs * self.algorithm.rows_an_output()
+        passes = probe.policy.passes(self.algorithm.scored_guidance())
+        if frozen := self.algorithm.frozen_passes() + (c.objective.norm_guard.weight > 0):  # the base, for the guard
             cost = self._estimated(OLD, probe.surrogate_values)
-            yield self._phase(OLD, network_at_work + self.waiting, during + self.latents, cost, asked * evaluations, passes)
+            weights = network_at_work + self.waiting
+            yield self._phase(OLD, weights, during + self.latents, cost, frozen * evaluations, passes)
         cost = self._estimated(UPDATE, probe.update)
         gradients = self.factors
         # The step itself works on copies of the factors, two of them at most, when the activations are gone.
@@ -250,8 +246,12 @@ class _Parts:
 
     def _estimated(self, phase: str, run: Callable[[RunConfig, int], Cost]) -> Cost:
         c = self.config
-        relevant = (largest_sampling(c), c.surrogate.model_copy(update={"batch_size": 0}))
-        most = -(-self.outputs // c.objective.gradient_steps) * c.surrogate.pairs  # rows of a minibatch
+        relevant = (
+            largest_sampling(c),
+            c.surrogate.model_copy(update={"batch_size": 0}),
+            self.probe.policy.passes(self.algorithm.scored_guidance()),
+        )
+        most = -(-self.outputs // c.objective.gradient_steps) * self.algorithm.rows_an_output()  # rows of a minibatch
         return self._at(phase, relevant, min(c.surrogate.batch_size, most), lambda n: run(c, n))
 
     def _at(self, phase: str, relevant: Any, count: int, run: Callable[[int], Cost]) -> Cost:

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from ..algorithms.base import Algorithm
 from ..config import RunConfig
 from ..estimate import SurrogateEstimate
 from ..evaluation import evaluation_prompts, evaluation_sampling, evaluation_sizes
-from ..loop import sampling_of
+from ..loop import Learner, algorithm_of, sampling_of
 from ..lora.adapter import add_factors, resolve_targets
 from ..objective import draw_pairs
 from ..policies import decoder_format, load_policy
@@ -96,10 +97,9 @@ class Probe:
         layers = (self.policy.denoiser.get_submodule(name) for name in self.targets)
         return sum(layer.get_base_layer().weight.numel() * 4 for layer in layers)
 
-    def scored_passes(self, config: RunConfig) -> int:
-        """Network evaluations that an (output, pair) row takes."""
-        same = config.surrogate.guidance == "same"
-        return self.policy.passes(self.policy.scored_guidance(config.rollout.guidance, same))
+    def algorithm(self, config: RunConfig) -> Algorithm:
+        """What decides how many network evaluations the first iteration takes; nothing can be trained by it."""
+        return algorithm_of(config, Learner(self.policy, adapter=None, stepper=None), 0)
 
     def encode(self, config: RunConfig, count: int = ENCODED_AT_ONCE) -> tuple[Cost, list[torch.nn.Module]]:
         """Encoding so many of the run's longest prompts at once; and the encoders."""
@@ -180,7 +180,7 @@ class Probe:
             prompts=(),
             seeds=(0,) * count,
         )
-        guidance = self.policy.scored_guidance(config.rollout.guidance, same=surrogate.guidance == "same")
+        guidance = self.algorithm(config).scored_guidance()
         estimate = SurrogateEstimate(self.policy, rollout, draw, surrogate.weighting, rows, guidance)
         with Usage(self.policy.denoiser) as usage, RealMasks():
             run(estimate, torch.arange(count))

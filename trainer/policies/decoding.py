@@ -13,10 +13,20 @@ TILE = 512  # pixels, a side of a tile
 
 
 def prepare_decoder(vae: Any, wanted: torch.dtype) -> None:
-    """Frozen, in `wanted`, or in float32 where it is known to overflow in float16 (SDXL's own; diffusers: force_upcast)."""
+    """Frozen, in `wanted`, or in float32 where it is known to overflow in float16 (SDXL's own; diffusers: force_upcast).
+
+    Channels come last: convolutions then work in place of reordering their input and output, which takes memory and time.
+    """
     vae.requires_grad_(False).eval()
     dtype = torch.float32 if wanted == torch.float16 and vae.config.get("force_upcast") else wanted
-    vae.to(dtype=dtype) if _takes_frames(vae) else vae.to(dtype=dtype, memory_format=torch.channels_last)
+    if not _takes_frames(vae):
+        vae.to(dtype=dtype, memory_format=torch.channels_last)
+        return
+    vae.to(dtype=dtype)
+    for module in vae.modules():  # kernels of both ranks: `Module.to` can't lay out the two in one call
+        if isinstance(module, torch.nn.Conv2d | torch.nn.Conv3d):
+            layout = torch.channels_last if module.weight.ndim == 4 else torch.channels_last_3d
+            module.weight.data = module.weight.data.contiguous(memory_format=layout)
 
 
 def _takes_frames(vae: Any) -> bool:
@@ -67,7 +77,8 @@ def decode_pictures(
 
 def _decode(vae: Any, raw: torch.Tensor) -> torch.Tensor:
     if _takes_frames(vae):
-        picture = vae.decode(raw[:, :, None], return_dict=False)[0][:, :, 0].float()
+        frames = raw[:, :, None].contiguous(memory_format=torch.channels_last_3d)
+        picture = vae.decode(frames, return_dict=False)[0][:, :, 0].float()
     else:
         picture = vae.decode(raw.contiguous(memory_format=torch.channels_last), return_dict=False)[0].float()
     return ((picture / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8).permute(0, 2, 3, 1).cpu()

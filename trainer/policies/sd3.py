@@ -32,9 +32,19 @@ class SD3Policy(FlowPolicy):
         **options: Any,
     ) -> None:
         """`use_t5=False` leaves T5 out even where the folder has one; a placeholder that always says 0 is never used."""
-        if not use_t5 or _t5_is_silent(Path(options.get("parts") or model)):
+        silent = _t5_is_silent(Path(options.get("parts") or model))
+        if not use_t5 or silent:
             unused = (*unused, *self.T5)
+        self._made_without_t5 = silent
         super().__init__(model, device, dtype, unused=unused, **options)
+
+    def notes(self) -> list[str]:
+        if self.T5[0] not in self._unused or self._made_without_t5:
+            return []
+        return [
+            f"{self.title} is trained without T5, which is not there: the two CLIPs alone read its prompts, up to 77 tokens; "
+            "use the LoRA without T5 too, or give one (policy.files.text_encoder_3, or a folder that has it)"
+        ]
 
     @property
     def size_step(self) -> int:
