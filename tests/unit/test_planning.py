@@ -15,6 +15,7 @@ from trainer.config import FAMILIES, load_config
 from trainer.config.beyond import NormGuardConfig
 from trainer.errors import UserError
 from trainer.families import FAMILIES as BY_NAME
+from trainer.memory import PhaseBatches
 from trainer.planning.blueprint import blueprint_of
 from trainer.planning.hollow import RealMasks, meta_module, new_mode
 from trainer.planning.plan import DECODE, ENCODE, OLD, ROLLOUT, UPDATE, Planner
@@ -22,6 +23,7 @@ from trainer.planning.tokens import stand_in
 from trainer.planning.tracking import Usage
 from trainer.planning.weights import DenoiserSizes, bytes_a_weight, bytes_of
 from trainer.policies import policy_class
+from trainer.policies.decoding import decode_pictures, prepare_decoder
 from trainer.policies.published import PUBLISHED as SIZES
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -64,6 +66,23 @@ def test_tensors_are_what_the_allocator_hands_out(tmp_path, family, checkpointin
         compared.append(name)
         assert planned[name].tensors == pytest.approx(peak_of(run), rel=0.15), name
     assert compared == [ENCODE, ROLLOUT, DECODE, OLD, UPDATE]
+
+
+def test_a_decoder_of_videos_takes_what_its_tensors_say():
+    """Channels come last in it: its convolutions would else reorder their input and output, beside what a plan counts."""
+    from diffusers import AutoencoderKLQwenImage
+
+    vae = AutoencoderKLQwenImage(base_dim=8, dim_mult=[1, 1, 1, 1], num_res_blocks=1)
+    prepare_decoder(vae, torch.float32)
+    raw = torch.randn(4, 16, 32, 32)
+
+    def decode():
+        return decode_pictures(vae, raw, 8, CPU, PhaseBatches())
+
+    decode()
+    with Usage(vae) as usage:
+        decode()
+    assert usage.peak == pytest.approx(peak_of(decode), rel=0.02)
 
 
 @pytest.mark.slow
