@@ -308,9 +308,11 @@ def picture(path: Path, methods: Sequence[Method], curves: Mapping[str, Sequence
 def footing(args: argparse.Namespace) -> str:
     """Command, seeds, budget, machine and date: what a table says of itself."""
     wider = f" (widened up to {args.widen} times where an end is best)" if args.widen else ""
+    rate = f"of each from {args.grid}{wider} on seeds {args.tuning_seeds} with {args.tuning_budget:g} evaluations"
+    if len(args.grid) == 1:
+        rate = f"{args.grid[0]:g} for all, not tuned"
     return (
-        f"{command_and_date()} Seeds {args.seeds}, {args.budget:g} network evaluations each; learning rate of each from "
-        f"{args.grid}{wider} on seeds {args.tuning_seeds} with {args.tuning_budget:g} evaluations. {machine()}"
+        f"{command_and_date()} Seeds {args.seeds}, {args.budget:g} network evaluations each; learning rate {rate}. {machine()}"
     )
 
 
