@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from ..trainer.config import LoraConfig, PolicyConfig
-from ..trainer.config.model import TARGETS
+from ..trainer.config.policy import TARGETS
 from ..trainer.demo import DEMO, LETTERS
 from ..trainer.errors import UserError, one_line
 from ..trainer.families import FAMILIES, family_of_pipeline

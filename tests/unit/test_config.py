@@ -12,7 +12,8 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from trainer.config import RunConfig, load_config, load_preset, preset_names
-from trainer.config.model import FAMILIES, SAMPLERS
+from trainer.config.model import SAMPLERS
+from trainer.config.policy import FAMILIES
 from trainer.demo import PROMPT_FILES
 from trainer.prompts import Prompt, load_prompts
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from trainer.config.model import OptimizerConfig
+from trainer.config.update import OptimizerConfig
 from trainer.errors import UserError
 from trainer.lora import LoraFactors
 from trainer.optimization import MAX_SKIPPED, GuardedStepper, build_optimizer, learning_rate, update_average

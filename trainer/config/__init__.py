@@ -3,21 +3,10 @@
 from __future__ import annotations
 
 from .load import load_config, load_preset, preset_names
-from .model import (
-    FAMILIES,
-    AdvantageConfig,
-    CheckpointConfig,
-    EvaluationConfig,
-    LoraConfig,
-    ObjectiveConfig,
-    OptimizerConfig,
-    PolicyConfig,
-    PromptsConfig,
-    RolloutConfig,
-    RunConfig,
-    SurrogateConfig,
-)
+from .model import CheckpointConfig, EvaluationConfig, PromptsConfig, RolloutConfig, RunConfig
+from .policy import FAMILIES, LoraConfig, PolicyConfig
 from .table import KeyRow
+from .update import AdvantageConfig, ObjectiveConfig, OptimizerConfig, SurrogateConfig
 
 __all__ = [
     "FAMILIES",

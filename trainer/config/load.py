@@ -15,7 +15,8 @@ from ..demo import EMBEDDED_MODELS
 from ..errors import UserError
 from .fields import absolute, looks_like_path
 from .hardware import hardware_settings
-from .model import FAMILIES, PARTS, RunConfig
+from .model import RunConfig
+from .policy import FAMILIES, PARTS
 from .problems import explain, section_names, unknown_key
 from .table import show
 from .text import parse

@@ -1,4 +1,6 @@
-"""The configuration of a run, section by section. A `RunConfig` is complete in itself: prompts are inlined, paths absolute.
+"""The configuration of a run, and its sections that have no module of their own.
+
+A `RunConfig` is complete in itself: prompts are inlined, paths absolute.
 
 Where a default has a source its description names it; "ours" marks the rest.
 """
@@ -9,174 +11,31 @@ import hashlib
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
 from ..algorithms import ALGORITHMS as _ALGORITHMS
 from ..algorithms import VGRPO
-from ..demo import EMBEDDED_MODELS
-from ..families import FAMILIES as _FAMILIES
 from ..prompts import Prompt, load_prompts
 from ..rewards.shaping import Shape
 from ..sizes import Size, paired
 from . import fields
-from .beyond import NormGuardConfig, TimestepWeightConfig
 from .checks import refusals, warnings
 from .each import Each
 from .later import LATER, without_later
 from .peers import ForwardConfig, TrajectoryConfig
+from .policy import PolicyConfig
 from .problems import Problem, refuse
 from .rewards import check_settings, options_model
-from .section import Section
+from .section import STAGE_1, Section
 from .shape import shape_of
 from .table import KeyRow, key_rows
 from .text import Row, dump
+from .update import ObjectiveConfig, OptimizerConfig, SurrogateConfig
 
-FAMILIES = tuple(_FAMILIES)
 ALGORITHMS = tuple(_ALGORITHMS)
-PARTS = ("vae", "text_encoder", "text_encoder_2", "text_encoder_3")  # that may lie in files of their own
 SAMPLERS = ("euler", "heun", "dpmsolver++", "unipc")
-TARGETS = ("attention", "attention+mlp", "attention+mlp+conv")
 
-STAGE_1 = "arXiv 2604.23380, SD 3.5 Medium stage 1"
 _Sides = Annotated[int | tuple[int, ...], Each(ge=16, le=4096, multiple_of=16)]
-_NullIsNone = BeforeValidator(lambda value: "none" if value is None else value)
-
-
-class LoraConfig(Section):
-    rank: int = Field(32, ge=1, le=1024, description=f"rank of the LoRA factors. {STAGE_1}")
-    alpha: float = Field(
-        None,
-        gt=0,
-        le=4096,
-        description=f"LoRA strength times rank; null = 2 x rank. {STAGE_1} (64 at rank 32)",
-        json_schema_extra={"default_text": "2 x rank"},
-    )
-    targets: str | tuple[str, ...] = Field(
-        "attention",
-        description="which layers get a LoRA; attention+mlp+conv is for the UNet families. The names in a list are ends of "
-        "module names. Default: ours",
-        json_schema_extra={"takes": "attention, attention+mlp, attention+mlp+conv or a list of module name endings"},
-    )
-    init: str | None = Field(
-        None,
-        description="LoRA to continue from. A .safetensors file or a folder that holds one (diffusers, kohya or peft)",
-        json_schema_extra={"takes": "null, or the path of a .safetensors file or a folder"},
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _default_alpha(cls, data: Any) -> Any:
-        if isinstance(data, dict) and data.get("alpha") is None:
-            rank = data.get("rank", cls.model_fields["rank"].default)
-            # A rank that is itself wrong is reported as such; the alpha made up here must not add a second error.
-            valid = isinstance(rank, int) and not isinstance(rank, bool) and 1 <= rank <= 1024
-            return {**data, "alpha": 2.0 * rank if valid else 1.0}
-        return data
-
-    @field_validator("targets", mode="before")
-    @classmethod
-    def _check_targets(cls, value: Any) -> Any:
-        return fields.targets(value, TARGETS)
-
-    @field_validator("init")
-    @classmethod
-    def _check_init(cls, value: str | None, info: ValidationInfo) -> str | None:
-        return value if value is None else fields.lora_path(value, _checks_files(info))
-
-
-class PolicyConfig(Section):
-    family: Literal[FAMILIES] = Field("sd3", description="model family of the base")
-    model: str = Field(
-        description="the base: the embedded model, a diffusers folder, a hub id, or a checkpoint file",
-        json_schema_extra={
-            "takes": "demo, demo-letters, the path of a diffusers folder or of a .safetensors file, "
-            "or a hub id such as org/name"
-        },
-    )
-    parts: str | None = Field(
-        None,
-        description="what completes a checkpoint file: configurations, tokenizers, and parts that the file lacks",
-        json_schema_extra={"takes": "null, the path of a diffusers folder, or a hub id such as org/name"},
-    )
-    files: dict[str, str] = Field(
-        default_factory=dict,
-        description="parts of a checkpoint file's model in files of their own: part -> .safetensors file",
-        json_schema_extra={"takes": "a mapping such as {vae: ae.safetensors}", "default_text": "{}"},
-    )
-    tokenizers: str | None = Field(
-        None,
-        description="where the tokenizers of a checkpoint file are, laid out as in ComfyUI's folder comfy",
-        json_schema_extra={"takes": "null, or the path of a folder"},
-    )
-    prediction: Literal["epsilon", "v_prediction"] | None = Field(
-        None, description="what the network of a UNet family predicts, null = as the base's scheduler says"
-    )
-    zero_terminal_snr: bool | None = Field(
-        None,
-        description="whether a UNet family's last timestep is pure noise (arXiv 2305.08891), null = as the base's scheduler "
-        "says",
-    )
-    lora: LoraConfig = Field(default_factory=lambda: LoraConfig.model_validate({}), description="the trained factors")
-    dtype: Literal["float32", "bfloat16", "float16"] = Field(
-        "bfloat16", description="number format of the frozen base; the LoRA itself is always float32. Default: ours"
-    )
-    vae_dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto",
-        description="number format of the decoder; auto = as dtype, but bfloat16 on a CPU that multiplies it in hardware "
-        "(decoding is several times faster then). Default: ours",
-    )
-    quantization: Annotated[Literal["none", "nf4", "int8", "fp8"], _NullIsNone] = Field(
-        "none",
-        description="compression of the frozen denoiser: 4 or 8 bits by bitsandbytes, or float8 by torchao; installed "
-        "separately. Default: ours",
-    )
-    offload: Annotated[Literal["none", "model", "blocks"], _NullIsNone] = Field(
-        "none",
-        description="what waits in the CPU's memory: nothing; model = what a phase does not need; blocks = also the blocks of "
-        "the denoiser that do not compute now. Default: ours",
-    )
-    vae_tiling: Literal["auto", "on", "off"] = Field(
-        "auto",
-        description="decode in overlapping tiles: less memory, pixels that differ a little; auto = pictures of more than 4 "
-        "megapixels, and where a whole one does not fit. Default: ours",
-        json_schema_extra=LATER,
-    )
-    attention: Literal["auto", "native", "flash", "xformers", "sage"] = Field(
-        "auto",
-        description="library that computes the attention, where the family lets it be chosen; auto = torch's own as diffusers "
-        "calls it. Default: ours",
-        json_schema_extra=LATER,
-    )
-    compile: bool = Field(
-        False,
-        description="translate the denoiser's blocks by torch.compile: faster after a slow start. Default: ours",
-        json_schema_extra=LATER,
-    )
-    gradient_checkpointing: bool = Field(
-        False, description="recompute activations in the backward pass: less memory, more time. Default: ours"
-    )
-
-    @field_validator("model")
-    @classmethod
-    def _check_model(cls, value: str, info: ValidationInfo) -> str:
-        return value if value in EMBEDDED_MODELS else fields.model_source(value, _checks_files(info))
-
-    @field_validator("parts")
-    @classmethod
-    def _check_parts(cls, value: str | None, info: ValidationInfo) -> str | None:
-        return value if value is None else fields.model_source(value, _checks_files(info), files=False)
-
-    @field_validator("files")
-    @classmethod
-    def _check_part_files(cls, value: dict[str, str], info: ValidationInfo) -> dict[str, str]:
-        if unknown := [part for part in value if part not in PARTS]:
-            raise ValueError(f"{unknown[0]!r} is no part; allowed: {', '.join(PARTS)}")
-        return {part: fields.weights_file(path, _checks_files(info)) for part, path in value.items()}
-
-    @field_validator("tokenizers")
-    @classmethod
-    def _check_tokenizers(cls, value: str | None, info: ValidationInfo) -> str | None:
-        return value if value is None else fields.folder(value, _checks_files(info))
 
 
 _PROMPT_SOURCE = {"takes": "a list of prompts, the path of a .txt or .jsonl file, demo or demo-letters"}
@@ -254,120 +113,6 @@ class RolloutConfig(Section):
     def sizes(self) -> tuple[Size, ...]:
         """The sizes of which every prompt group has one."""
         return paired(self.width, self.height)
-
-
-class SurrogateConfig(Section):
-    pairs: int = Field(4, ge=1, le=1000, description=f"(t, eps) pairs an output is scored on. {STAGE_1} (N_MC)")
-    share: Literal["group", "batch", "none"] = Field(
-        "group", description="which outputs share their pairs: a prompt's group, the whole iteration, or none. arXiv 2604.23380"
-    )
-    stratified: bool = Field(True, description="draw each t from its own chunk of the sampler's grid. arXiv 2604.23380")
-    weighting: Literal["adaptive", "x", "v", "eps"] = Field(
-        "adaptive", description="loss weighting: self-normalised x, plain x, v or eps. arXiv 2604.23380"
-    )
-    guidance: Literal["none", "same"] = Field(
-        "none",
-        description="guidance of the scored prediction: none, or the same as the rollout's (two network passes a row). A scale "
-        "that the network has as an input is the rollout's in any case. Default: ours",
-    )
-    batch_size: int = Field(
-        8,
-        ge=1,
-        le=65536,
-        description="(output, pair) rows in one forward or backward pass; changes memory and speed only. Default: ours",
-    )
-    timestep_weight: TimestepWeightConfig = Field(
-        default_factory=TimestepWeightConfig, description="weight of a pair by its noise level", json_schema_extra=LATER
-    )
-
-
-class AdvantageConfig(Section):
-    combine: Literal["normalize_then_sum", "sum_then_normalize"] = Field(
-        "normalize_then_sum", description="order in which several rewards are normalised and summed. arXiv 2604.23380"
-    )
-    scale: Literal["group", "batch", "none"] = Field(
-        "group", description="whose standard deviation divides the advantages (none: not divided). arXiv 2604.23380 (group)"
-    )
-    clip: float | None = Field(
-        None,
-        gt=0,
-        le=1000,
-        description="hard bound of the advantages, null = off, but 5 in diffusion_nft and awm, which scale by it. The code of "
-        "Flow-GRPO, MixGRPO, DanceGRPO, DiffusionNFT and AWM: 5",
-        json_schema_extra=LATER,
-    )
-    keep: float = Field(
-        1.0,
-        gt=0,
-        le=1,
-        description="share of each group that is trained on: those of its outputs whose advantages vary most, 1 = all. "
-        "arXiv 2504.13818 (PODS)",
-        json_schema_extra=LATER,
-    )
-    simplex: float | None = Field(
-        None,
-        gt=0,
-        le=1000,
-        description="projects each group's advantages onto the simplex so that none is under minus this and their mean stays "
-        "0, null = off. After arXiv 2609.33444, the formula is ours",
-        json_schema_extra=LATER,
-    )
-
-
-class ObjectiveConfig(Section):
-    gradient_steps: int = Field(
-        1, ge=1, le=1024, description=f"optimiser steps an iteration; its outputs are split into as many minibatches. {STAGE_1}"
-    )
-    clip_eps: float | None = Field(
-        None, gt=0, lt=1, description=f"ratio clip, null = off; the paper's typical range is 6e-3 to 1e-2. {STAGE_1} (off)"
-    )
-    kl_coef: float = Field(
-        0.0,
-        ge=0,
-        le=1000,
-        description="weight of the simple KL to the behaviour policy (of the peers: of their KL to the base), 0 = off; 0.3 in "
-        f"stage 5. {STAGE_1} (off)",
-    )
-    soft_clip_eta: float | None = Field(
-        3.0, gt=0, le=1000, description=f"soft bound of the advantages, eta * tanh(A / eta), null = off. {STAGE_1}"
-    )
-    deferred: int = Field(
-        0,
-        ge=0,
-        le=65536,
-        description="take the outputs' gradients while their rewards are awaited, this many of them waiting in the CPU's "
-        "memory at most (each as large as the LoRA); 0 = off. For slow rewards. After arXiv 2609.03528",
-        json_schema_extra=LATER,
-    )
-    advantage: AdvantageConfig = Field(default_factory=AdvantageConfig, description="how rewards become advantages")
-    norm_guard: NormGuardConfig = Field(
-        default_factory=NormGuardConfig, description="hinge on the velocity's norm against the base", json_schema_extra=LATER
-    )
-
-
-class OptimizerConfig(Section):
-    name: Literal["adamw", "adam", "sgd", "adamw8bit"] = Field(
-        "adamw", description="optimiser of the LoRA factors; adamw8bit is bitsandbytes', installed separately. Default: ours"
-    )
-    lr: float = Field(3e-4, gt=0, le=1, description=f"learning rate. {STAGE_1}")
-    weight_decay: float = Field(0.0, ge=0, le=1, description="weight decay. Default: ours")
-    max_grad_norm: float | None = Field(
-        1.0, gt=0, le=1_000_000, description="gradients are scaled down to this norm, null = off. Default: ours"
-    )
-    warmup: int = Field(
-        0, ge=0, le=1_000_000, description="iterations over which the learning rate rises from 0. Default: ours"
-    )
-    schedule: Literal["constant", "linear", "cosine"] = Field(
-        "constant",
-        description="the learning rate after the warm-up: constant, or falling to nearly 0 over the run's iterations in a "
-        "straight line or half a cosine. Default: ours",
-    )
-    ema_decay: float = Field(
-        0.9,
-        ge=0,
-        lt=1,
-        description="share of the old average kept at each iteration's update of the EMA weights, 0 = off. Default: ours",
-    )
 
 
 class EvaluationConfig(Section):
@@ -505,10 +250,6 @@ class RunConfig(Section):
     def key_table(cls) -> list[KeyRow]:
         """(key, type, default, range, description) of every key, for the documentation and --help."""
         return key_rows(cls)
-
-
-def _checks_files(info: ValidationInfo) -> bool:
-    return (info.context or {}).get("check_files", True)
 
 
 def _flat(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:

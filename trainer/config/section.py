@@ -8,6 +8,8 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 from .table import is_section
 
+STAGE_1 = "arXiv 2604.23380, SD 3.5 Medium stage 1"  # where most defaults come from
+
 
 class Section(BaseModel):
     """Strict about types, closed to unknown keys and to numbers that are not finite; never changed once built."""
