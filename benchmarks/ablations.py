@@ -25,8 +25,13 @@ def variant(name: str, title: str, under: dict, changes: dict) -> Method:
     return Method(name, title, {key if "." in key else f"objective.{key}": v for key, v in {**under, **changes}.items()})
 
 
+def dotted(changes: dict) -> dict:
+    """Keys with `__` for a dot, as keyword arguments have it."""
+    return {key.replace("__", "."): value for key, value in changes.items()}
+
+
 def one(name: str, title: str, **changes) -> Method:
-    return variant(name, title, ONE, {key.replace("__", "."): value for key, value in changes.items()})
+    return variant(name, title, ONE, dotted(changes))
 
 
 def four(name: str, title: str, **changes) -> Method:

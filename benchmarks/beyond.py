@@ -1,7 +1,7 @@
 """Options that the paper does not have, each against the same configuration without it, on the embedded model.
 
     python benchmarks/beyond.py --output /tmp/beyond                          hours; a second call goes on there
-    python benchmarks/beyond.py --output /tmp/beyond --only coarse            some of them
+    python benchmarks/beyond.py --output /tmp/beyond --only refill            some of them
     python benchmarks/beyond.py --output /tmp/beyond --try warm vgrpo_demo optimizer.warmup=4   one of your own
     ... --write-results                                                       into benchmarks/results/
 
@@ -14,11 +14,11 @@ wide, and of many options one or another lies outside of 0 by chance.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from statistics import fmean
 
-from ablations import COARSE
+from ablations import COARSE, dotted
 from harness import Curve, Method, arguments, gain_interval, publish, study
 from sample_efficiency import JUDGED
 from sample_efficiency import METHODS as PEERS
@@ -32,20 +32,15 @@ class Option:
     method: Method
 
 
-def _dotted(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys with `__` for a dot, as keyword arguments have it."""
-    return {key.replace("__", "."): value for key, value in changes.items()}
-
-
 BASES = {
     **{method.name: method for method in PEERS if method.name in ("vgrpo", "vgrpo_demo")},
-    "coarse_demo": Method("coarse_demo", "the demo's settings, coarse reward", {**JUDGED, **_dotted(COARSE)}),
+    "coarse_demo": Method("coarse_demo", "the demo's settings, coarse reward", {**JUDGED, **dotted(COARSE)}),
 }
 
 
 def option(base: str, name: str, title: str, **changes) -> Option:
     """The base's changes and these."""
-    return Option(base, Method(name, title, {**BASES[base].changes, **_dotted(changes)}))
+    return Option(base, Method(name, title, {**BASES[base].changes, **dotted(changes)}))
 
 
 # 26 iterations are 60,000 evaluations of the demo's settings: a schedule runs over them.
@@ -101,18 +96,14 @@ def row(one: Option, curves: dict[str, list[Curve]]) -> str:
     better = sum(a > b for a, b in zip(areas, before, strict=True))
     cells = [
         one.method.title,
-        f"{_mean(before):.3f} -> {_mean(areas):.3f}",
+        f"{fmean(before):.3f} -> {fmean(areas):.3f}",
         f"{gain:+.3f} ({low:+.3f} to {high:+.3f})",
         f"{better} of {len(mine)}",
         f"{end:+.3f} ({end_low:+.3f} to {end_high:+.3f})",
-        f"{_mean([c.rows[-1][1] for c in mine]) / _mean([c.rows[-1][1] for c in base]):.2f}",
+        f"{fmean([c.rows[-1][1] for c in mine]) / fmean([c.rows[-1][1] for c in base]):.2f}",
         verdict,
     ]
     return f"| {' | '.join(cells)} |"
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 def main() -> None:
@@ -131,7 +122,7 @@ def main() -> None:
     for base in bases:
         ends = [curve.rows[-1][2] for curve in curves[base.name]]
         lines += [
-            f"\n**Against {base.title}** (learning rate {rates[base.name]:g}, held-out reward at the end {_mean(ends):.3f})\n",
+            f"\n**Against {base.title}** (learning rate {rates[base.name]:g}, held-out reward at the end {fmean(ends):.3f})\n",
             "| option | area without -> with | gain in area | seeds better | gain at the end | CPU time, ratio | verdict |",
             "|---|---|---|---|---|---|---|",
             *(row(one, curves) for one in options if one.base == base.name),

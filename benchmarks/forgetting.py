@@ -16,10 +16,8 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +25,7 @@ from harness import RESULTS, command_and_date, machine  # first: it sets up path
 
 import numpy as np  # isort: skip
 import torch
+from levels import kept_at
 
 from trainer.config import RunConfig, load_config
 from trainer.evaluation import Evaluation, evaluate
@@ -133,15 +132,6 @@ def mean_rows(courses: Sequence[Course]) -> np.ndarray:
     """[points, 3]: the mean over seeds, up to the shortest run."""
     shortest = min(len(one.rows) for one in courses)
     return np.mean([one.rows[:shortest] for one in courses], axis=0)
-
-
-def kept_at(rows: np.ndarray, learnt: float) -> float:
-    """What is kept where `learnt` is first reached, between two rows by a line; nan: never."""
-    for before, after in pairwise(rows):
-        if after[1] >= learnt:
-            share = 1.0 if after[1] == before[1] else max(0.0, (learnt - before[1]) / (after[1] - before[1]))
-            return float(before[2] + share * (after[2] - before[2]))
-    return math.nan
 
 
 def table(lesson: Lesson, courses: Sequence[Course]) -> str:

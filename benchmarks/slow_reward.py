@@ -12,24 +12,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
-import sys
 import time
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+from harness import machine  # first: it sets up paths and threads
 
-from trainer.device import choose_threads  # noqa: E402
+import torch  # isort: skip
 
-choose_threads()
-
-import torch  # noqa: E402
-
-from trainer.config import load_config  # noqa: E402
-from trainer.loop import run_iteration  # noqa: E402
-from trainer.rewards.scene import SceneReward  # noqa: E402
-from trainer.setup import build_bench  # noqa: E402
+from trainer.config import load_config
+from trainer.loop import run_iteration
+from trainer.rewards.scene import SceneReward
+from trainer.setup import build_bench
 
 ONE_STEP = ["objective.gradient_steps=1", "objective.clip_eps=null", "objective.kl_coef=0"]
 
@@ -85,10 +77,7 @@ def main() -> None:
             f"{ahead / max(waits, work):.2f} |",
             flush=True,
         )
-    print(
-        f"\n{json.dumps(args.set)}, best of {args.iterations}, {torch.get_num_threads()} threads ({platform.machine()}), torch "
-        f"{torch.__version__}."
-    )
+    print(f"\n{json.dumps(args.set)}, best of {args.iterations}. {machine()}")
 
 
 if __name__ == "__main__":

@@ -6,16 +6,19 @@ Every figure of ours comes from a file there; what has no file stands as "not ru
 from __future__ import annotations
 
 import csv
-import math
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from textwrap import fill
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from levels import kept_at  # noqa: E402
+
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "evidence.md"
 NOT_RUN = "not run"
@@ -160,33 +163,27 @@ def keeps(lesson: str) -> Callable[[], Ours]:
 
     def found() -> Ours:
         path = RESULTS / "forgetting.csv"
-        courses: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
+        courses: dict[str, dict[str, list[tuple[float, float, float]]]] = defaultdict(lambda: defaultdict(list))
         if path.exists():
             with open(path, newline="", encoding="utf-8") as file:
                 for row in csv.DictReader(file):
                     if row["lesson"] == lesson:
-                        courses[row["kl"]][row["seed"]].append((float(row["learnt"]), float(row["kept"])))
+                        courses[row["kl"]][row["seed"]].append(
+                            (float(row["evaluations"]), float(row["learnt"]), float(row["kept"]))
+                        )
         if not {"0.0", "0.3"} <= courses.keys():
             return NOT_RUN, ""
         with_kl, without = [], []
         for seed, course in courses["0.3"].items():
             other = courses["0.0"][seed]
-            both = min(max(learnt for learnt, _ in rows) for rows in (course, other))
-            with_kl.append(kept_at(course, both) - course[0][1])
-            without.append(kept_at(other, both) - other[0][1])
+            both = min(max(learnt for _, learnt, _ in rows) for rows in (course, other))
+            with_kl.append(kept_at(course, both) - course[0][2])
+            without.append(kept_at(other, both) - other[0][2])
         wins = sum(a > b for a, b in zip(with_kl, without, strict=True))
         text = f"{_mean(with_kl):+.3f} against {_mean(without):+.3f} at one gain; better in {wins} of {len(without)} seeds"
         return text, _verdict(wins, len(without))
 
     return found
-
-
-def kept_at(course: list[tuple[float, float]], level: float) -> float:
-    """What is kept where `level` of what is learnt is first reached, between two of the course's (learnt, kept) by a line."""
-    for (learnt, kept), (more, then) in pairwise(course):
-        if more >= level:
-            return then if more == learnt else kept + max(0.0, (level - learnt) / (more - learnt)) * (then - kept)
-    return math.nan
 
 
 def letters() -> Ours:
